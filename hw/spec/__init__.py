@@ -1,0 +1,1 @@
+"""The contracts that gateware, compiler, driver and simulators share: formats, arithmetic, configuration."""

@@ -1,0 +1,1 @@
+"""Software: networks, quantisation, compiler, planner and driver.  Of `hw` it imports only `hw.spec`."""

@@ -1,0 +1,75 @@
+"""Photographs as network inputs, letterboxed as YOLOv5 does it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket")
+"""Names of photographs that scikit-image ships."""
+
+BORDER = 114
+"""Grey level of the letterbox."""
+
+
+def photograph(name: str, height: int, width: int) -> NDArray[np.int8]:
+    """Return a photograph as the int8 input of a network.
+
+    Parameters
+    ----------
+    name
+        One of `PHOTOGRAPHS`.
+    height, width
+        Size of the result in pixels.
+
+    Returns
+    -------
+    numpy.ndarray
+        int8 ``[height, width, 3]``, red first; scale 1/255, zero point -128.
+
+    Raises
+    ------
+    ValueError
+        If there is no such photograph.
+    ModuleNotFoundError
+        If scikit-image is not installed.
+    """
+    if name not in PHOTOGRAPHS:
+        raise ValueError(f"photograph must be one of {', '.join(PHOTOGRAPHS)}, not {name!r}")
+    try:
+        from skimage import data
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("photographs come from scikit-image: install the package 'scikit-image'") from error
+    image: NDArray[np.uint8] = getattr(data, name)()
+    return quantise_image(letterbox(image, height, width))
+
+
+def quantise_image(image: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Shift grey levels 0..255 to int8 -128..127."""
+    return (image.astype(np.int16) - 128).astype(np.int8)
+
+
+def letterbox(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Scale ``[h, w, 3]`` to fit, keeping its aspect, centred between grey borders."""
+    ratio = min(height / image.shape[0], width / image.shape[1])
+    inner_height = max(1, round(image.shape[0] * ratio))
+    inner_width = max(1, round(image.shape[1] * ratio))
+    top = (height - inner_height) // 2
+    left = (width - inner_width) // 2
+    out = np.full((height, width, 3), BORDER, np.uint8)
+    out[top : top + inner_height, left : left + inner_width] = resize(image, inner_height, inner_width)
+    return out
+
+
+def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Scale ``[h, w, c]`` by bilinear interpolation between pixel centres."""
+    rows, row_weights = _neighbours(image.shape[0], height)
+    columns, column_weights = _neighbours(image.shape[1], width)
+    wide = image[:, columns[0]] * (1 - column_weights[:, None]) + image[:, columns[1]] * column_weights[:, None]
+    tall = wide[rows[0]] * (1 - row_weights[:, None, None]) + wide[rows[1]] * row_weights[:, None, None]
+    return np.floor(tall + 0.5).astype(np.uint8)
+
+
+def _neighbours(size_in: int, size_out: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], NDArray[np.float64]]:
+    """For each output position: the two input positions around it, and the weight of the second."""
+    centres = np.clip((np.arange(size_out) + 0.5) * size_in / size_out - 0.5, 0, size_in - 1)
+    first = np.floor(centres).astype(np.intp)
+    return (first, np.minimum(first + 1, size_in - 1)), centres - first
