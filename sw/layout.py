@@ -36,7 +36,7 @@ class TensorLayout:
         return self.width * self.n
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return self.height * self.row_bytes
 
     def pack(self, values: NDArray[np.int8]) -> bytes:

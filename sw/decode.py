@@ -1,0 +1,79 @@
+"""Commands as Python values, from the bits of a program's streams."""
+
+import dataclasses
+from typing import Any
+
+from hw.spec.commands import BODIES, BODY_BITS, HEADER, OPERAND, OPERANDS, Cursor, Engine, Opcode, unpack
+from sw.emit import Operand
+from sw.program import Program
+
+_SIGNED = {
+    "x_origin": 16,
+    "y_origin": 16,
+    "pad_value": 8,
+    "output_zero_point": 8,
+    "clamp_low": 8,
+    "clamp_high": 8,
+    "add_zero_point_a": 8,
+    "add_zero_point_b": 8,
+    "add_zero_point_out": 8,
+    "add_shift_a": 8,
+    "add_shift_b": 8,
+    "add_shift_out": 8,
+    "dram_stride": 32,
+    "scratchpad_stride": 32,
+}
+"""Fields in two's complement, with their widths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A decoded command; unused operands are None; ``body`` holds the fields by name."""
+
+    opcode: int
+    layer: int
+    operands: tuple[Operand | None, ...]
+    body: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        try:
+            return Opcode(self.opcode).name
+        except ValueError:
+            return f"ILLEGAL_{self.opcode}"
+
+
+def signed(value: int, bits: int) -> int:
+    """``value`` of ``bits`` bits as two's complement."""
+    return value - (1 << bits) if value >> (bits - 1) & 1 else value
+
+
+def decode(bits: int) -> Command:
+    """Decode a command of any opcode; an unknown one has an empty body."""
+    header = unpack(HEADER, bits & ((1 << HEADER.size) - 1))
+    operands: list[Operand | None] = []
+    for index in range(OPERANDS):
+        fields = unpack(OPERAND, bits >> (HEADER.size + index * OPERAND.size) & ((1 << OPERAND.size) - 1))
+        fields.pop("reserved")
+        if fields["cursor"] == Cursor.NONE:
+            operands.append(None)
+        else:
+            operands.append(Operand(**fields))
+    body: dict[str, Any] = {}
+    try:
+        layout = BODIES[Opcode(header["opcode"])]
+    except ValueError:
+        layout = None
+    if layout is not None:
+        raw = bits >> (HEADER.size + OPERANDS * OPERAND.size) & ((1 << BODY_BITS) - 1)
+        body = unpack(layout, raw & ((1 << layout.size) - 1))
+        for name, width in _SIGNED.items():
+            if name in body:
+                value = body[name]
+                body[name] = [signed(v, width) for v in value] if isinstance(value, list) else signed(value, width)
+    return Command(header["opcode"], header["layer"], tuple(operands), body)
+
+
+def decode_stream(program: Program, engine: Engine) -> list[Command]:
+    """Every command of one stream."""
+    return [decode(program.command(engine, index)) for index in range(program.commands(engine))]
