@@ -42,7 +42,7 @@ def transfer_walk(config: NpuConfig) -> data.StructLayout:
 
 
 def transfer_piece(config: NpuConfig) -> data.StructLayout:
-    """One burst: where its beats are, and which bytes of them go where in the ring."""
+    """One burst: where its beats are, and which bytes of them go where in the ring. A FILL has no beats."""
     return data.StructLayout(
         {
             "address": config.address_bits,  # of the first beat

@@ -133,21 +133,15 @@ def verilate(verilog: str, directory: pathlib.Path, *extra: str) -> str:
     return _run([tools.verilator, *VERILATE, *extra, "--Mdir", ".", "system.v"], directory, environment)
 
 
-def _compile(verilog: str, macros: list[str], library: pathlib.Path) -> None:
+def _build_objects(sources: list[pathlib.Path], flags: list[str], directory: pathlib.Path) -> list[pathlib.Path]:
+    """Compile each source into an object in ``directory``, as many at once as there are processors."""
     tools = find_tools()
-    directory = library.parent
-    verilate(verilog, directory)
-    (directory / "harness.cpp").write_bytes(HARNESS.read_bytes())
-    include = pathlib.Path(tools.root) / "include"
-    sources = [directory / "harness.cpp", *sorted(directory.glob("Vsystem*.cpp"))]
-    sources += [include / "verilated.cpp", include / "verilated_threads.cpp"]
     # Longest first, so that one does not end alone.
-    sources.sort(key=lambda source: ("Slow" in source.name, -source.stat().st_size))
+    sources = sorted(sources, key=lambda source: ("Slow" in source.name, -source.stat().st_size))
     objects = [directory / f"{source.stem}.o" for source in sources]
-    flags = [*COMPILE, f"-I{directory}", f"-I{include}", f"-I{include / 'vltstd'}", *macros]
 
     def build(source: pathlib.Path, target: pathlib.Path) -> None:
-        level = SLOW if "Slow" in source.name else FAST
+        level = SLOW if "Slow" in source.name or not source.is_relative_to(directory) else FAST
         _run([tools.compiler, *flags, level, "-c", str(source), "-o", str(target)], directory)
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -159,9 +153,32 @@ def _compile(verilog: str, macros: list[str], library: pathlib.Path) -> None:
             for future in futures:
                 future.cancel()
             raise
-    _run(
-        [tools.compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(library), *map(str, objects), "-lpthread"], directory
-    )
+    return objects
+
+
+def _runtime(cache: pathlib.Path, include: pathlib.Path, directory: pathlib.Path) -> list[pathlib.Path]:
+    """Objects of Verilator's own runtime, which are the same for every model and take longer than a small one."""
+    key = hashlib.sha256(json.dumps([COMPILE, SLOW, find_tools().identity]).encode()).hexdigest()[:16]
+    objects = [cache / "runtime" / f"{name}-{key}.o" for name in ("verilated", "verilated_threads")]
+    if not all(path.exists() for path in objects):
+        sources = [include / "verilated.cpp", include / "verilated_threads.cpp"]
+        _build_objects(sources, [*COMPILE, f"-I{include}", f"-I{include / 'vltstd'}"], directory)
+        for source, path in zip(sources, objects, strict=True):
+            _publish(directory / f"{source.stem}.o", path)
+    return objects
+
+
+def _compile(verilog: str, macros: list[str], library: pathlib.Path, cache: pathlib.Path) -> None:
+    tools = find_tools()
+    directory = library.parent
+    include = pathlib.Path(tools.root) / "include"
+    runtime = _runtime(cache, include, directory)
+    verilate(verilog, directory)
+    (directory / "harness.cpp").write_bytes(HARNESS.read_bytes())
+    flags = [*COMPILE, f"-I{directory}", f"-I{include}", f"-I{include / 'vltstd'}", *macros]
+    objects = _build_objects([directory / "harness.cpp", *directory.glob("Vsystem*.cpp")], flags, directory)
+    linked = [str(path) for path in sorted(objects) + runtime]
+    _run([tools.compiler, "-shared", "-Wl,-Bsymbolic", "-o", str(library), *linked, "-lpthread"], directory)
 
 
 @contextlib.contextmanager
@@ -265,7 +282,7 @@ def build_library(
         if not library.exists():
             if report:
                 report(f"compiling the {config.name} system (kept in {cache} for the next time)")
-            _compile(verilog, macros, folder / "system.so")
+            _compile(verilog, macros, folder / "system.so", cache)
             _publish(folder / "system.so", library)
         (folder / "pointer").write_text(content, encoding="utf-8")
         _publish(folder / "pointer", pointer)

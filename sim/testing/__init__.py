@@ -1,0 +1,1 @@
+"""Models of what surrounds a unit under test, as testbenches of Amaranth's simulator."""
