@@ -99,6 +99,7 @@ class FrontEnd(wiring.Component):
             }
         super().__init__(members)
         self._config = config
+        self.fetchers = {engine: Fetcher(config, FETCH_CLIENTS[engine]) for engine in Engine}
 
     def _of(self, name: str, engine: Engine):
         return getattr(self, f"{name}_{engine.name.lower()}")
@@ -114,7 +115,7 @@ class FrontEnd(wiring.Component):
         progress = {
             engine: Signal(engine_progress(config), name=f"progress_{engine.name.lower()}") for engine in Engine
         }
-        fetchers = {engine: Fetcher(config, FETCH_CLIENTS[engine]) for engine in Engine}
+        fetchers = self.fetchers
 
         # What completions need of the jobs in flight; a job's slot is its index modulo JOBS_IN_FLIGHT.
         slot_bits = (JOBS_IN_FLIGHT - 1).bit_length()

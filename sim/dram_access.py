@@ -29,7 +29,7 @@ def _ceil(units: Value) -> Value:
 class AccessTiming(wiring.Component):
     """When the data of each access passes; combinational from ``valid`` to ``leave`` and ``response``.
 
-    ``address`` is a byte address, ``beats`` matters to the ideal memory only. ``refresh`` and ``valid`` exclude each other.
+    ``address`` is a byte address, ``beats`` matters to the ideal memory only. Never raise ``refresh`` with ``valid``.
     """
 
     def __init__(self, config: NpuConfig):

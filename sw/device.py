@@ -1,6 +1,5 @@
 """How the driver reaches an NPU: the same few calls for a simulation and for a chip behind a memory map."""
 
-import types
 import typing
 
 import numpy as np
@@ -79,9 +78,4 @@ class SimulatedDevice(Device, typing.Protocol):
 
     def __enter__(self) -> typing.Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: typing.Any) -> None: ...

@@ -210,5 +210,5 @@ class AmaranthDevice:
     def __enter__(self) -> typing.Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: typing.Any) -> None:
         self.close()

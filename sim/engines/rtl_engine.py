@@ -5,13 +5,12 @@ import pathlib
 import typing
 
 import numpy as np
-from amaranth.lib import wiring
 
 from hw.spec.config import NpuConfig
 from sim.dram import COUNTERS
 from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response
 from sim.memory import MemoryArray
-from sim.verilator import build_library
+from sim.verilator import Initiator, build_library
 from sw.device import Bytes, Retirement
 
 SLICE_CYCLES = 50000
@@ -58,7 +57,7 @@ class RtlDevice:
     def __init__(
         self,
         config: NpuConfig,
-        initiator: typing.Callable[[NpuConfig], wiring.Component] | None = None,
+        initiator: Initiator | None = None,
         *,
         report: typing.Callable[[str], None] | None = None,
     ):
@@ -143,7 +142,7 @@ class RtlDevice:
     def __enter__(self) -> typing.Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: typing.Any) -> None:
         self.close()
 
     def __del__(self) -> None:

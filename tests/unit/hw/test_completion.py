@@ -99,7 +99,8 @@ class Memory:
                     bursts.pop(0)
                     answers.append(cycle + 1 + self.rng.randrange(self.delay + 1))
             if request_taken:
-                assert request.client == CLIENT_COMPLETION and request.address % width == 0
+                assert request.client == CLIENT_COMPLETION
+                assert request.address % width == 0
                 assert 1 <= request.beats <= self.config.dma.burst_beats
                 assert request.address // 4096 == (request.address + request.beats * width - 1) // 4096
                 bursts.append([request.address, request.beats])
@@ -146,12 +147,15 @@ def test_random_records_reach_the_ring(bus_bits: int, burst_beats: int, patience
             assert int.from_bytes(found, "little") == pack(COMPLETION, record)
             ctx.set(dut.tail, tail + 1)
         await ctx.tick()
-        assert not ctx.get(dut.pending) and not ctx.get(dut.busy) and not memory.bytes
+        assert not ctx.get(dut.pending)
+        assert not ctx.get(dut.busy)
+        assert not memory.bytes
 
     simulate(config, host, 20000, produce, memory.run, watch_errors)
     bursts = max(1, 256 // bus_bits // burst_beats)
     by_record = [any(memory.failed[i : i + bursts]) for i in range(0, len(memory.failed), bursts)]
-    assert len(by_record) == len(records) and sum(errors) == sum(by_record)
+    assert len(by_record) == len(records)
+    assert sum(errors) == sum(by_record)
 
 
 @pytest.mark.parametrize(("bus_bits", "burst_beats"), [(32, 16), (32, 4), (256, 16), (512, 8)])

@@ -101,7 +101,8 @@ class Memory:
             assert held is None or held == burst, "a request must stay until it is taken"
             held = burst if valid and not ready else None
             if valid and ready:
-                assert p.client == CLIENT_FETCH_COMPUTE and p.address % width == 0
+                assert p.client == CLIENT_FETCH_COMPUTE
+                assert p.address % width == 0
                 assert 1 <= p.beats <= self.config.dma.burst_beats
                 assert p.address // 4096 == (p.address + p.beats * width - 1) // 4096
                 self.requested.append((self.cycle, p.address))
@@ -125,7 +126,8 @@ class Bench:
                 dut.entry_valid, dut.entry, dut.commands.valid & dut.commands.ready, dut.commands.p,
                 dut.fault.valid, dut.fault.report, dut.engine_idle & ~dut.hold,
             )  # fmt: skip
-            assert entry_valid + taken + fault <= 1 and (precise or not fault)
+            assert entry_valid + taken + fault <= 1
+            assert precise or not fault
             if entry_valid:
                 base = [(register.address, register.bytes) for register in entry.base]
                 self.events.append((cycle, "entry", (entry.job, base)))

@@ -198,7 +198,8 @@ def test_interrupt_stays_until_the_tail_reaches_the_head() -> None:
         await ctx.tick()
         assert ctx.get(dut.interrupt)
         assert await write(dut, ctx, "COMPLETION_TAIL", 2) == OKAY
-        assert ctx.get(dut.completion_tail) == 2 and ctx.get(dut.interrupt)
+        assert ctx.get(dut.completion_tail) == 2
+        assert ctx.get(dut.interrupt)
         ctx.set(dut.interrupt_status_completion, 0)
         await ctx.tick()
         assert not ctx.get(dut.interrupt)

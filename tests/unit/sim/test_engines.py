@@ -84,10 +84,9 @@ class Copier(wiring.Component):
             axi.wlast.eq(beat == BEATS - 1),
         ]
         with m.FSM():
-            with m.State("IDLE"):
-                with m.If(go):
-                    m.d.sync += burst.eq(0)
-                    m.next = "READ"
+            with m.State("IDLE"), m.If(go):
+                m.d.sync += burst.eq(0)
+                m.next = "READ"
             with m.State("READ"):
                 m.d.comb += axi.arvalid.eq(1)
                 with m.If(axi.arready):
@@ -245,31 +244,36 @@ def test_second_build_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     first = sim.verilator.build_library(config, Mute)
     again = sim.verilator.build_library(config, Mute, report=said.append)
-    assert first == again and not said
+    assert first == again
+    assert not said
     for pointer in (sim.verilator.cache_directory() / "sources").iterdir():
         pointer.unlink()  # as if a comment in the sources had changed
     assert sim.verilator.build_library(config, Mute, report=said.append) == first
     assert len(said) == 1
 
 
-def test_builds_at_once_and_broken_off(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = load_config("tiny", {"dram.bytes": 1 << 20})
+def test_build_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = sim.verilator.cache_directory()
+    sim.verilator.build_library(load_config("tiny"), Mute)
+    before = sorted(cache.rglob("*"))
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(sim.verilator, "_compile", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sim.verilator.build_library(config, Mute)
-    assert not list((tmp_path / "rondo").rglob("*"))
+    monkeypatch.setattr(sim.verilator, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sim.verilator.build_library(load_config("tiny", {"dram.bytes": 1 << 20}), Mute)
+    assert sorted(cache.rglob("*")) == before
 
+
+def test_builds_at_once() -> None:
+    config = load_config("tiny", {"dram.bytes": 1 << 20})
     found: list[pathlib.Path] = []
     threads = [threading.Thread(target=lambda: found.append(sim.verilator.build_library(config, Mute))) for _ in "12"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 2 and found[0] == found[1]
-    assert not list((tmp_path / "rondo").glob("building-*"))
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert not list(sim.verilator.cache_directory().glob("building-*"))

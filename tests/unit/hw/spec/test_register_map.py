@@ -11,10 +11,12 @@ def test_offsets_are_words_and_fields_do_not_overlap() -> None:
     offsets = [register.offset for register in REGISTERS.values()]
     assert offsets == sorted(set(offsets))
     for register in REGISTERS.values():
-        assert register.offset % 4 == 0 and register.offset < 1 << ADDRESS_BITS
+        assert register.offset % 4 == 0
+        assert register.offset < 1 << ADDRESS_BITS
         used = 0
         for field in register.fields.values():
-            assert used & field.mask == 0 and field.mask < 1 << 32
+            assert used & field.mask == 0
+            assert field.mask < 1 << 32
             used |= field.mask
 
 
@@ -60,4 +62,5 @@ def test_documents_name_every_register() -> None:
     assert "RONDO__CONTROL__RESUME_bm 0x2" in header
     assert "RONDO__DOORBELL__VALUE_bm 0xffff" in header
     for block in ("IDENTITY", "PROGRAM_LOAD", "JOB_RING", "COMPLETION_TAIL", "COUNTER"):
-        assert block in header and block in document
+        assert block in header
+        assert block in document

@@ -1,0 +1,102 @@
+"""``rondo compare``: one workload under several policies; the main job."""
+
+import concurrent.futures
+import json
+import pathlib
+
+import click
+
+from sim import report, results
+from sim.cli.common import Work, configuration, console, fail, guarded, model_options, output_folder, policies
+from sim.engines import ENGINES, open_device
+from sim.session import Measurement, measure
+from sim.workload import find_workload
+from sw.check import check_program
+from sw.compiler import compile_graph
+from sw.policy import POLICIES
+
+WORKERS = 2
+
+
+@click.command()
+@model_options("320x320")
+@click.option(
+    "--buffers", default=",".join(POLICIES), show_default=True, metavar="LIST", help="Buffer policies, by commas."
+)
+@click.option("--engine", default="rtl", show_default=True, metavar="|".join(ENGINES), help="What runs the NPU.")
+@click.option("--frames", default=1, show_default=True, type=click.IntRange(1, 1000), help="Frames to run.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=pathlib.Path),
+    default=pathlib.Path("results"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder for results.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of tables.")
+@guarded
+def compare(
+    model: str,
+    size: str,
+    npu: str,
+    settings: dict[str, str],
+    buffers: str,
+    engine: str,
+    frames: int,
+    out: pathlib.Path,
+    as_json: bool,
+) -> None:
+    """Run one workload under several buffer policies; table and results.json."""
+    config = configuration(npu, settings)
+    chosen = policies(buffers)
+    workload = find_workload(model, size)
+    if engine not in ENGINES:
+        fail(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    folder = output_folder(out)
+    assert folder is not None
+    with Work() as work:
+        # Once, so that the runs below do not both build it.
+        open_device(engine, config, report=work.say).close()
+        graph = workload.build()
+        inputs = workload.inputs(graph)
+        programs = []
+        for policy in chosen:
+            compiled = compile_graph(graph, config, policy)
+            check_program(compiled.program, config)
+            programs.append(compiled)
+
+        def one(index: int) -> Measurement:
+            compiled = programs[index]
+            progress = work.track(chosen[index].name, frames * sum(plan.cycles for plan in compiled.plans))
+            return measure(
+                compiled,
+                config,
+                inputs,
+                title=workload.title,
+                engine=engine,
+                frames=frames,
+                progress=progress,
+            )[0]
+
+        # Threads are enough: the compiled simulator runs outside Python.
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            futures = [pool.submit(one, index) for index in range(len(programs))]
+            try:
+                while concurrent.futures.wait(futures, timeout=0.2).not_done:
+                    if any(future.done() and future.exception() for future in futures):
+                        work.cancelled.set()
+            except BaseException:
+                work.cancelled.set()
+                for future in futures:
+                    future.cancel()
+                raise
+        measurements = [future.result() for future in futures]
+    content = results.as_dict(measurements, config)
+    results.write_json(folder / "results.json", content)
+    if as_json:
+        print(json.dumps(content, indent=1))
+        return
+    console.print(report.comparison(measurements))
+    console.print(report.causes(measurements))
+    speed = sum(m.cycles_per_second for m in measurements) / len(measurements)
+    console.print(f"{speed:,.0f} simulated cycles a second; results in {folder / 'results.json'}")

@@ -1,0 +1,185 @@
+"""One measurement: a compiled program on an engine, frames run, counters read."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.spec.causes import Cause
+from hw.spec.commands import Engine
+from hw.spec.config import NpuConfig
+from sim.engines import open_device
+from sim.verify import Difference, check_tensors
+from sw.compiler import Compiled
+from sw.device import Retirement
+from sw.driver import Completion, Counters, Driver
+
+Int8Array = NDArray[np.int8]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCycles:
+    """One layer's share of the frame: from the last commit of the layer before to its own last commit."""
+
+    name: str
+    kind: str
+    macs: int
+    cycles: int
+    utilisation: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What one run gave. Cycles and counters are of all its frames; layers are of the last frame."""
+
+    title: str
+    policy: str
+    engine: str
+    npu: str
+    frames: int
+    cycles: int
+    frame_cycles: tuple[int, ...]
+    macs: int
+    clock_mhz: float
+    array_n: int
+    counters: Counters
+    memory_counters: dict[str, int]
+    layers: tuple[LayerCycles, ...]
+    scratchpad_peak_bytes: int
+    dram_peak_bytes: int
+    seconds: float
+    simulated_cycles: int
+
+    @property
+    def array_utilisation(self) -> float:
+        return self.macs * self.frames / (self.array_n**2 * self.cycles)
+
+    @property
+    def frames_per_second(self) -> float:
+        return self.frames * self.clock_mhz * 1e6 / self.cycles
+
+    @property
+    def cycles_per_second(self) -> float:
+        """Simulated cycles in a second of the host's time."""
+        return self.simulated_cycles / self.seconds
+
+    def stall_cycles(self, engine: Engine) -> dict[str, int]:
+        """Cycles of each cause while jobs ran."""
+        return {
+            name: value for name, value in self.counters.causes(engine).items() if name != Cause.IDLE.name.lower()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Outcome of comparing tensors with the golden model; ``difference`` is the first, in program order."""
+
+    tensors: int
+    bytes: int
+    difference: Difference | None
+
+
+def measure(
+    compiled: Compiled,
+    config: NpuConfig,
+    inputs: Mapping[str, Int8Array],
+    *,
+    title: str,
+    engine: str,
+    frames: int = 1,
+    golden: Mapping[str, Int8Array] | None = None,
+    progress: Callable[[int], None] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> tuple[Measurement, Checked | None]:
+    """Run ``frames`` frames, one after the other, and compare the last with ``golden`` if given.
+
+    Raises
+    ------
+    EngineError
+        If the engine cannot run.
+    JobError
+        If a job fails.
+    """
+    program = compiled.program
+    with open_device(engine, config, report=report) as device:
+        driver = Driver(device, config)
+        driver.load(program)
+        group = driver.allocate_group()
+        for name, values in inputs.items():
+            driver.write_input(group, name, values)
+        device.progress = progress
+        before = driver.counters()
+        device.retirements()
+        started, first_cycle = time.perf_counter(), device.cycle
+        completions: list[Completion] = []
+        retirements: list[Retirement] = []
+        for frame in range(frames):
+            completions.append(driver.run(group, frame))
+            retirements = device.retirements()
+        seconds = time.perf_counter() - started
+        simulated = device.cycle - first_cycle
+        counters = driver.counters() - before
+        checked = None
+        if golden is not None:
+            checked = _check(compiled, golden, lambda base, offset, size: driver.read_bytes(group, base, offset, size))
+        return (
+            Measurement(
+                title=title,
+                policy=program.policy,
+                engine=engine,
+                npu=config.name,
+                frames=frames,
+                cycles=sum(completion.cycles for completion in completions),
+                frame_cycles=tuple(completion.cycles for completion in completions),
+                macs=program.macs,
+                clock_mhz=config.clock_mhz,
+                array_n=config.array.n,
+                counters=counters,
+                memory_counters=device.counters(),
+                layers=layer_cycles(compiled, config, retirements, completions[-1].started),
+                scratchpad_peak_bytes=program.scratchpad_peak,
+                dram_peak_bytes=driver.heap.peak_bytes,
+                seconds=seconds,
+                simulated_cycles=simulated,
+            ),
+            checked,
+        )
+
+
+def _check(
+    compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[int, int, int], bytes]
+) -> Checked:
+    tensors = size = 0
+    for name, difference in check_tensors(compiled, golden, read):
+        if difference is not None:
+            return Checked(tensors, size, difference)
+        tensors += 1
+        size += golden[compiled.lowered.aliases.get(name, name)].size
+    return Checked(tensors, size, None)
+
+
+def layer_cycles(
+    compiled: Compiled, config: NpuConfig, retirements: list[Retirement], started: int
+) -> tuple[LayerCycles, ...]:
+    """Cycles of each layer from the compute engine's commits of one frame."""
+    commits = {r.index: r.cycle for r in retirements if r.engine == Engine.COMPUTE}
+    layers = []
+    previous = started
+    for layer in compiled.program.layers:
+        end = commits.get(layer.commands["compute"][1] - 1)
+        if end is None:
+            continue
+        cycles = max(end - previous, 0)
+        layers.append(
+            LayerCycles(
+                layer.name,
+                layer.kind,
+                layer.macs,
+                cycles,
+                layer.macs / (config.array.n**2 * cycles) if cycles else 0.0,
+            )
+        )
+        previous = end
+    return tuple(layers)
