@@ -32,6 +32,14 @@ class _Place(typing.NamedTuple):
     odd_row: Value
 
 
+def _select(words: Sequence[Value], index: Value) -> Value:
+    """A tree of two-way choices: simulators run it faster than a case over wide words."""
+    for bit in index:
+        words = [Mux(bit, high, low) for low, high in zip(words[0::2], words[1::2], strict=True)]
+    (word,) = words
+    return word
+
+
 class Scratchpad(wiring.Component):
     """``config.scratchpad.bytes`` of byte-addressed SRAM.
 
@@ -160,12 +168,7 @@ class Scratchpad(wiring.Component):
                 ]
             even = Signal(self._word * 8, name=f"read_{k}_even_word")
             odd = Signal(self._word * 8, name=f"read_{k}_odd_word")
-            for region, word, offset in ((even_region, even, 0), (odd_region, odd, 1)):
-                m.d.comb += word.eq(words[offset])
-                with m.Switch(region):
-                    for i in range(1, self._regions):
-                        with m.Case(i):
-                            m.d.comb += word.eq(words[2 * i + offset])
+            m.d.comb += [even.eq(_select(words[0::2], even_region)), odd.eq(_select(words[1::2], odd_region))]
             pair = Signal(self._word * 16, name=f"read_{k}_pair")
             m.d.comb += [
                 pair.eq(Mux(odd_first, Cat(odd, even), Cat(even, odd))),

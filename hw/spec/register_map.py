@@ -85,7 +85,7 @@ class Register:
 
 
 def _access(node: "FieldNode") -> Access:
-    from systemrdl.rdltypes import OnWriteType
+    from systemrdl.rdltypes.builtin_enums import OnWriteType
 
     if node.get_property("singlepulse"):
         return Access.PULSE

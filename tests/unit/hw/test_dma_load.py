@@ -77,7 +77,9 @@ def test_random_transfers(bus_bits: int, shape: int) -> None:
     )[shape]
     unit = bench(config, rng, behaviour, grant=(1.0, 0.7, 0.5)[shape], offer=(1.0, 0.3, 1.0)[shape])
     transfers = in_buffer(
-        random_transfers(config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 25, BUFFER[1], longest=(700, 60, 300)[shape])
+        random_transfers(
+            config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 25, BUFFER[1], longest=(700, 60, 300)[shape]
+        )
     )
     expected = bytearray(unit.scratchpad)
     apply(transfers, unit.memory.data, expected)
@@ -179,7 +181,11 @@ def predict(config: NpuConfig, transfers: Sequence[Transfer], latency: int) -> d
         (32, 20, {}),
         (256, 40, {"dma.outstanding": 16, "dma.buffer_beats": 32}),
         (64, 7, {"dma.outstanding": 2, "dma.burst_beats": 4, "dma.buffer_beats": 4}),
-        (64, 3, {"dma.outstanding": 1, "dma.burst_beats": 1, "dma.buffer_beats": 1, "array.n": 16, "accumulator.lines": 64}),
+        (
+            64,
+            3,
+            {"dma.outstanding": 1, "dma.burst_beats": 1, "dma.buffer_beats": 1, "array.n": 16, "accumulator.lines": 64},
+        ),
     ],
 )
 def test_timing(bus_bits: int, latency: int, settings: dict[str, object]) -> None:
@@ -187,7 +193,9 @@ def test_timing(bus_bits: int, latency: int, settings: dict[str, object]) -> Non
     config = small(bus_bits, **settings)
     rng = random.Random(f"{SEED} {bus_bits} {latency}")
     unit = bench(config, rng, AxiBehaviour(latency=(latency, latency)))
-    transfers = in_buffer(random_transfers(config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 30, BUFFER[1], longest=400))
+    transfers = in_buffer(
+        random_transfers(config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 30, BUFFER[1], longest=400)
+    )
     expected = predict(config, transfers, latency)
     unit.run(transfers, deadline=100000)
     assert unit.accepted() == expected["accepted"]
@@ -200,7 +208,9 @@ def test_first_byte() -> None:
     """The figures that the timing page gives in words."""
     config = small()
     unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(10, 10)))
-    unit.run([Transfer(opcode=Opcode.LOAD, index=7, run_bytes=4, base=1, dram_offset=1, operands=((3, 4, 1), (2, 0, 9)))])
+    unit.run(
+        [Transfer(opcode=Opcode.LOAD, index=7, run_bytes=4, base=1, dram_offset=1, operands=((3, 4, 1), (2, 0, 9)))]
+    )
     assert unit.accepted() == [0]
     assert [burst.cycle for burst in unit.memory.reads] == [3]
     assert unit.memory.beats_read == [13]
@@ -271,7 +281,9 @@ def test_bus_errors(round: int) -> None:
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.LOAD, Opcode.FILL], 20, BUFFER[1]))
-    transfers.append(Transfer(opcode=Opcode.LOAD, index=1, run_bytes=500, base=1, dram_offset=max(0, bad - BUFFER[0] - 99)))
+    transfers.append(
+        Transfer(opcode=Opcode.LOAD, index=1, run_bytes=500, base=1, dram_offset=max(0, bad - BUFFER[0] - 99))
+    )
 
     def hit(transfer: Transfer) -> bool:
         bus = config.bus_bytes

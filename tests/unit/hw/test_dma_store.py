@@ -76,9 +76,7 @@ def test_random_transfers(bus_bits: int, shape: int) -> None:
         AxiBehaviour(latency=(5, 50), ready=0.8, valid=0.9),
     )[shape]
     unit = bench(config, rng, behaviour, grant=(1.0, 0.7, 0.5)[shape], offer=(1.0, 0.3, 1.0)[shape])
-    transfers = in_buffer(
-        random_transfers(config, rng, [Opcode.STORE], 25, BUFFER[1], longest=(500, 60, 200)[shape])
-    )
+    transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 25, BUFFER[1], longest=(500, 60, 200)[shape]))
     expected = bytearray(unit.memory.data)
     apply(transfers, expected, unit.scratchpad)
     unit.run(transfers, deadline=60000)
@@ -193,7 +191,9 @@ def test_first_byte() -> None:
     """The figures that the timing page gives in words."""
     config = small()
     unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(10, 10)))
-    unit.run([Transfer(opcode=Opcode.STORE, index=7, run_bytes=4, base=2, dram_offset=1, operands=((3, 0, 1), (2, 4, 9)))])
+    unit.run(
+        [Transfer(opcode=Opcode.STORE, index=7, run_bytes=4, base=2, dram_offset=1, operands=((3, 0, 1), (2, 4, 9)))]
+    )
     assert unit.accepted() == [0]
     assert [burst.cycle for burst in unit.memory.writes] == [3]
     assert unit.granted() == [5]
@@ -277,13 +277,17 @@ def test_bus_errors(round: int) -> None:
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 20, BUFFER[1]))
-    transfers.append(Transfer(opcode=Opcode.STORE, index=1, run_bytes=999, base=2, dram_offset=max(0, bad - BUFFER[0] - 99)))
+    transfers.append(
+        Transfer(opcode=Opcode.STORE, index=1, run_bytes=999, base=2, dram_offset=max(0, bad - BUFFER[0] - 99))
+    )
     first = next(
         k
         for k, transfer in enumerate(transfers)
         if any(bad <= piece.address < bad + 512 for piece in pieces(config, transfer, [(0, 0), (0, 0), BUFFER]))
     )
-    again = Transfer(opcode=Opcode.STORE, index=90, run_bytes=1, base=2, dram_offset=(bad + 1024) % 2048, operands=((9, 0, 1),))
+    again = Transfer(
+        opcode=Opcode.STORE, index=90, run_bytes=1, base=2, dram_offset=(bad + 1024) % 2048, operands=((9, 0, 1),)
+    )
     if bad <= BUFFER[0] + again.dram_offset & ~31 < bad + 512:
         again.dram_offset += 1024
     unit.run(transfers, more=[again], deadline=60000)
