@@ -13,8 +13,8 @@ BURST_INCR = 1
 class AxiAdapter(wiring.Component):
     """Passes requests and data between a memory interface and AXI4, each in its own cycle; the AXI ID is the client.
 
-    W beats are offered from the cycle in which their AW is first offered, and do not wait for it to be taken. B is always
-    taken. An answer of SLVERR or DECERR is ``error``. Details: ``docs/timing/axi.md``.
+    W beats are offered from the cycle in which their AW is first offered, and do not wait for it to be taken. B is
+    always taken. An answer of SLVERR or DECERR is ``error``. Details: ``docs/timing/axi.md``.
     """
 
     read: wiring.PureInterface

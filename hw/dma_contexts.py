@@ -62,8 +62,8 @@ def decode(
 class CommandContexts(wiring.Component):
     """A queue of up to ``DEPTH`` commands with two readers: the data side, then the commits.
 
-    A pulse of ``moved`` steps ``place`` to the next command. Each pulse of ``complete`` lets the oldest command that has
-    not been completed commit: from the next cycle on one operand a cycle (those without a cursor cost nothing), and
+    A pulse of ``moved`` steps ``place`` to the next command. Each pulse of ``complete`` lets the oldest command that
+    has not been completed commit: from the next cycle on one operand a cycle (those without a cursor cost nothing), and
     ``retire`` with the last of them. ``settled`` when no completed command is left to commit. ``index`` is that of the
     oldest command not retired. ``flush`` forgets all commands, also one accepted in that cycle.
     """

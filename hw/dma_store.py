@@ -42,10 +42,11 @@ class DmaStore(wiring.Component):
 
     The data operand's ring has bytes; ``run_bytes`` and the scratchpad strides are at most its bytes.
 
-    ``base`` holds still while a command is under way. A command is done when its last burst is: operands are committed from the cycle after,
-    one a cycle, and the command retires with the last. ``idle`` is high when every accepted command has retired or was dropped and no burst
-    is outstanding. A fault (ADDRESS, BUS) drops its command and all later ones until ``clear``; every burst requested
-    still gets all its beats. Latency and throughput: ``docs/timing/dma_store.md``.
+    ``base`` holds still while a command is under way. A command is done when its last burst is: operands are committed
+    from the cycle after, one a cycle, and the command retires with the last. ``idle`` is high when every accepted
+    command has retired or was dropped and no burst is outstanding. A fault (ADDRESS, BUS) drops its command and all
+    later ones until ``clear``; every burst requested still gets all its beats. Latency and throughput:
+    ``docs/timing/dma_store.md``.
     """
 
     i: stream.Interface

@@ -145,16 +145,16 @@ class RingFile(wiring.Component):
                 port.ring_bytes.eq(place.ring_bytes),
             ]
 
-            # Take.
+            # Take. Moving no slots writes nothing, so that it may meet the configuration of the same (drained) ring.
             step = Signal(config.scratchpad_address_bits + 1, name=f"step_{engine}")  # at most the whole ring
             taken = Signal(cursors, name=f"taken_{engine}")
             write = counts.write_port(granularity=1)
             write_offset = offsets.write_port(granularity=1)
             m.d.comb += [
                 step.eq(port.advance * place.slot_bytes),
-                taken.eq(Cat(port.take & (port.cursor == code) for code in codes)),
+                taken.eq(Cat(port.take & (port.advance != 0) & (port.cursor == code) for code in codes)),
                 write.addr.eq(port.ring),
-                write.en.eq(Cat(taken, Const(0, cursors), taken[consumers])),
+                write.en.eq(Cat(taken, Const(0, cursors), port.take & (port.need != 0) & is_producer)),
                 write.data[2 * cursors].eq(reserved + port.need),
                 write_offset.addr.eq(port.ring),
                 write_offset.en.eq(taken),
@@ -168,6 +168,7 @@ class RingFile(wiring.Component):
             # Commit.
             before = row(counts, port.commit_ring)
             passed = Signal(COUNTER_BITS, name=f"passed_{engine}")
+            commit = port.commit & (port.commit_advance != 0)
             write = counts.write_port(granularity=1)
             m.d.comb += [
                 passed.eq(
@@ -179,7 +180,7 @@ class RingFile(wiring.Component):
                     + port.commit_advance
                 ),
                 write.addr.eq(port.commit_ring),
-                write.en.eq(Cat(Const(0, cursors), (port.commit & (port.commit_cursor == code) for code in codes))),
+                write.en.eq(Cat(Const(0, cursors), (commit & (port.commit_cursor == code) for code in codes))),
             ]
             for k in range(cursors):
                 m.d.comb += write.data[cursors + k].eq(passed)
@@ -188,7 +189,7 @@ class RingFile(wiring.Component):
         for port in (write_place, write, write_offset):
             m.d.comb += [port.addr.eq(configure.ring), port.en.eq(configure.valid)]
         for name in ("base", "slot_bytes", "ring_bytes", "slots", "consumer_mask", "follows"):
-            m.d.comb += write_place.data[name].eq(configure[name] if False else getattr(configure, name))
+            m.d.comb += write_place.data[name].eq(getattr(configure, name))
         with m.If(configure.valid):
             m.d.sync += configured.bit_select(configure.ring[:ring_bits], 1).eq(configure.slots != 0)
         with m.If(self.clear):

@@ -65,8 +65,8 @@ def piece_bytes(config: NpuConfig) -> int:
 class TransferWalker(wiring.Component):
     """Address generator of the DMA units: one piece a cycle, in order, with no bubble between runs.
 
-    Latency is 3 cycles from ``i`` to the first piece. Between two transfers the run generator loses one cycle. Pieces end
-    at multiples of ``burst_beats`` times the bus width (in DRAM), so that a burst never crosses 4 KiB.
+    Latency is 3 cycles from ``i`` to the first piece. Between two transfers the run generator loses one cycle. Pieces
+    end at multiples of ``burst_beats`` times the bus width (in DRAM), so that a burst never crosses 4 KiB.
 
     A piece whose bytes are not all in [base_address, base_address + base_bytes), or beyond the address space, is marked
     ``outside``; pieces after it mean nothing.

@@ -204,7 +204,7 @@ class DmaBench:
     """A DMA unit with an AXI memory behind the adapter, a checker on the bus, and a scratchpad.
 
     ``run`` offers the transfers one after the other and goes on until the unit has been idle for a while, or has
-    faulted and become idle. Afterwards ``cycles`` holds every cycle, from the one in which the first command is offered.
+    faulted and become idle. Afterwards ``cycles`` holds every cycle, from the first command's offer on.
     """
 
     def __init__(

@@ -213,8 +213,8 @@ def test_utilisation(bus_bits: int, run_bytes: int) -> None:
     unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(20, 20)), buffer=(0x8000, 0x8000))
     transfers = [
         Transfer(
-            opcode=Opcode.STORE, index=k, run_bytes=run_bytes, base=2, count=(runs, 1, 1), dram_stride=(run_bytes, 0, 0),
-            scratchpad_stride=(run_bytes, 0, 0), ring_bytes=8192, operands=((1, 0, 1), (2, 4, 1)),
+            opcode=Opcode.STORE, index=k, run_bytes=run_bytes, base=2, count=(runs, 1, 1),
+            dram_stride=(run_bytes, 0, 0), scratchpad_stride=(run_bytes, 0, 0), ring_bytes=8192, operands=((1, 0, 1), (2, 4, 1)),
         )
         for k in range(commands)
     ]  # fmt: skip

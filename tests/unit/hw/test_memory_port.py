@@ -1,4 +1,4 @@
-"""The memory port: grants against a model of docs/timing/memory_port.md in every cycle, data through a whole AXI memory."""
+"""The memory port: grants against a model of docs/timing/memory_port.md in every cycle, data through an AXI memory."""
 
 import gc
 import os
@@ -52,7 +52,7 @@ def model_writes(waiting: list[bool], state: dict[str, int]) -> int | None:
 @pytest.mark.parametrize("kind", ["read", "write"])
 @pytest.mark.parametrize(("load", "ready"), [(1.0, 1.0), (0.9, 1.0), (0.5, 0.6), (0.1, 0.9)])
 def test_grants(kind: str, load: float, ready: float) -> None:
-    """Who is granted, and when, in every cycle. Writes have their beats at once, so that the queue of grants is short."""
+    """Who is granted, and when, in every cycle. Writes have their beats at once, so the queue of grants is short."""
     print(f"seed {SEED}")
     dut = MemoryPort(CONFIG, READS, WRITES)
     check_elaborates(MemoryPort(CONFIG, READS, WRITES))
