@@ -124,6 +124,7 @@ class WriteCollector(wiring.Component):
                 "write_enable": Out(1),  # the beat taken goes to the memory
                 "write_address": Out(word_bits(config)),
                 "access": Out(stream.Signature(_access(config))),
+                "batch": Out(1),  # a batch of accesses waits
             }
         )
 
@@ -156,6 +157,9 @@ class WriteCollector(wiring.Component):
             done.payload.error.eq(burst.payload.error),
             done.valid.eq(taken & (last | (_room(parameters, word) == 1))),
         ]
+        waiting = Signal(range(parameters.write_buffer + 1))
+        m.d.comb += self.batch.eq(waiting >= parameters.batch)
+        m.d.sync += waiting.eq(waiting + (done.valid & done.ready) - (access.valid & access.ready))
         with m.If(taken):
             m.d.sync += [index.eq(Mux(last, 0, index + 1)), beats.eq(Mux(done.valid, 0, beats + 1))]
             with m.If(beats == 0):
@@ -280,22 +284,23 @@ class Dram(wiring.Component):
         write_in, write_out = _queue(m, "responding", _timed_access(config), BURSTS)
         may_read = Signal()
         direction = Signal()  # 1 is write
-        run = Signal(range(p.batch + 1))
-        mine, other, stay, turn, enters, writes = (
-            Signal(name=name) for name in ("mine", "other", "stay", "turn", "enters", "writes")
+        run = Signal(range(p.patience + 1))
+        mine, other, enough, stay, turn, enters, writes = (
+            Signal(name=name) for name in ("mine", "other", "enough", "stay", "turn", "enters", "writes")
         )
         m.d.comb += [
             may_read.eq(splitter.access.valid & read_in.ready),
             mine.eq(Mux(direction, collector.access.valid, may_read)),
             other.eq(Mux(direction, may_read, collector.access.valid)),
-            stay.eq(mine & ~(other & (run == p.batch))),
+            enough.eq(direction | collector.batch | (run == p.patience)),
+            stay.eq(mine & ~(other & (run >= p.batch) & enough)),
             turn.eq(other & ~stay),
             enters.eq((mine | other) & leaving.w_rdy & ~refresh),
             writes.eq(direction ^ turn),
         ]
         with m.If(enters & turn):
             m.d.sync += [direction.eq(~direction), run.eq(1)]
-        with m.Elif(enters & (run != p.batch)):
+        with m.Elif(enters & (run != p.patience)):
             m.d.sync += run.eq(run + 1)
 
         m.submodules.timing = timing = AccessTiming(config)

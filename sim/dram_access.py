@@ -1,5 +1,8 @@
 """The times of DRAM accesses, as gateware: banks, rows, data bus, refresh; or latency and bandwidth."""
 
+import functools
+import operator
+
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -74,7 +77,8 @@ class AccessTiming(wiring.Component):
         p = self._parameters
         row = self.address[p.row_shift + p.bank_bits :]
         bank = Signal(p.bank_bits)
-        m.d.comb += bank.eq(self.address[p.row_shift : p.row_shift + p.bank_bits] ^ row[: p.bank_bits])
+        folds = [row[low : low + p.bank_bits] for low in range(0, len(row), p.bank_bits)]
+        m.d.comb += bank.eq(functools.reduce(operator.xor, folds, self.address[p.bank_shift :][: p.bank_bits]))
 
         layout = data.StructLayout({"row": len(row), "column_from": TIME_BITS, "precharge_from": TIME_BITS})
         m.submodules.banks = banks = memory.Memory(shape=layout, depth=1 << p.bank_bits, init=[])

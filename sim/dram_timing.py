@@ -15,6 +15,11 @@ FRACTION_BITS = 10
 BURSTS = 32
 """Read bursts that may wait for their turn, and write bursts that may be without a response taken."""
 
+PATIENCE = 4
+"""Batches of reads for which writes that are less than a batch may be kept waiting."""
+INTERLEAVE_SHIFT = 9
+"""log2 of the bytes after which a stream goes on in the next bank."""
+
 
 def _cycles(nanoseconds: float, clock_mhz: float) -> int:
     """Whole cycles that last at least so long."""
@@ -38,6 +43,8 @@ class DramParameters:
     write_buffer: int
     """Write accesses whose data came and that have not entered."""
     batch: int
+    patience: int
+    """Reads in a row after which any write has its turn."""
     latency: int
     """From the end of the data to the response (banked), from the entry to the response (ideal)."""
     access_shift: int
@@ -45,6 +52,8 @@ class DramParameters:
     row_shift: int
     """log2 of the bytes of a row."""
     bank_bits: int
+    bank_shift: int
+    """log2 of the bytes that lie in a bank before the next bank follows."""
     rcd: int
     rp: int
     ras: int
@@ -68,6 +77,8 @@ class DramParameters:
             duration = fractions.Fraction(access_bytes << FRACTION_BITS) / rate
         else:
             duration = fractions.Fraction(config.bus_bytes << FRACTION_BITS, dram.bytes_per_cycle)
+        access_shift = access_bytes.bit_length() - 1
+        row_shift = max(access_shift, dram.row_bytes.bit_length() - 1)
         times = {
             name: _cycles(getattr(dram, f"{name}_ns"), config.clock_mhz)
             for name in ("rcd", "rp", "ras", "rl", "wl", "wr", "wtr", "rtp", "rrd", "refi", "rfc")
@@ -80,10 +91,12 @@ class DramParameters:
             read_buffer=4 * dram.queue,
             write_buffer=2 * dram.batch,
             batch=dram.batch if banked else 1,
+            patience=PATIENCE * dram.batch if banked else 1,
             latency=_cycles(dram.controller_ns, config.clock_mhz) if banked else max(dram.latency_cycles - 1, 2),
-            access_shift=access_bytes.bit_length() - 1,
-            row_shift=max(dram.row_bytes, access_bytes).bit_length() - 1,
+            access_shift=access_shift,
+            row_shift=row_shift,
             bank_bits=dram.banks.bit_length() - 1,
+            bank_shift=min(row_shift, max(access_shift, INTERLEAVE_SHIFT)),
             **times,
         )
 
@@ -123,9 +136,14 @@ class AccessTiming:
     def place(self, address: int) -> tuple[int, int]:
         """Bank and row of a byte address."""
         p = self.parameters
-        row = address >> p.row_shift + p.bank_bits
         mask = (1 << p.bank_bits) - 1
-        return (address >> p.row_shift & mask) ^ (row & mask), row
+        row = address >> p.row_shift + p.bank_bits
+        bank = address >> p.bank_shift & mask
+        rest = row
+        while rest:
+            bank ^= rest & mask
+            rest >>= p.bank_bits
+        return bank, row
 
     def refresh(self, now: int) -> None:
         """Refresh all banks as soon as what has entered lets them close."""
@@ -284,7 +302,8 @@ class DramModel:
         read = self._next_read()
         write = self.write_accesses[0] if self.write_accesses else None
         mine, other = (write, read) if self.direction_write else (read, write)
-        if mine and not (other and self.run >= p.batch):
+        enough = self.direction_write or len(self.write_accesses) >= p.batch or self.run >= p.patience
+        if mine and not (other and self.run >= p.batch and enough):
             self.run += 1
         elif other:
             self.direction_write = not self.direction_write
