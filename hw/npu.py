@@ -173,7 +173,7 @@ class Npu(wiring.Component):
                 ]
             flags = getattr(counters, f"flags_{name}")
             m.d.comb += flags.eq(worker.flags.as_value() | unit.flags.as_value())
-            waits_for_command = unit.flags.wait_command & of("running")
+            waits_for_command = unit.flags.wait_command & of("running") & ~of("stop")
             m.d.comb += [
                 data.View(CAUSE_FLAGS, flags).wait_command.eq(waits_for_command),
                 data.View(CAUSE_FLAGS, flags).stopped.eq(of("stop")),
