@@ -204,7 +204,10 @@ class Npu(wiring.Component):
         m.d.comb += [
             counters.read_bytes_load.eq(dma_load.memory.data.valid & dma_load.memory.data.ready),
             counters.read_bytes_fetch.eq(
-                sum((port.data.valid & port.data.ready for port in fetches[1:]), fetches[0].data.valid & fetches[0].data.ready)
+                sum(
+                    (port.data.valid & port.data.ready for port in fetches[1:]),
+                    fetches[0].data.valid & fetches[0].data.ready,
+                )
             ),
             counters.write_bytes_store.eq(dma_store.memory.data.valid & dma_store.memory.data.ready),
             counters.write_bytes_completion.eq(completion.memory.data.valid & completion.memory.data.ready),

@@ -31,9 +31,7 @@ def _burst(config: NpuConfig) -> data.StructLayout:
 
 def _access(config: NpuConfig) -> data.StructLayout:
     """``beats`` beats from ``word``, the ``last`` of their burst or not."""
-    return data.StructLayout(
-        {"word": word_bits(config), "beats": BEAT_BITS, "last": 1, "id": CLIENT_BITS, "error": 1}
-    )
+    return data.StructLayout({"word": word_bits(config), "beats": BEAT_BITS, "last": 1, "id": CLIENT_BITS, "error": 1})
 
 
 def _timed_access(config: NpuConfig) -> data.StructLayout:
@@ -193,9 +191,7 @@ class ReadReturn(wiring.Component):
         index = Signal(BEAT_BITS)
         final = Signal()
         m.d.comb += [
-            self.fetch.eq(
-                self.access.valid & (self.access.payload.time <= self.soon) & (~self.valid | self.ready)
-            ),
+            self.fetch.eq(self.access.valid & (self.access.payload.time <= self.soon) & (~self.valid | self.ready)),
             self.read_enable.eq(self.fetch & ~access.error),
             self.read_address.eq(access.word + index),
             final.eq(index + 1 == access.beats),

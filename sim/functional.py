@@ -1,7 +1,7 @@
 """Carries out a program's commands on plain arrays: what the hardware computes, without its time.
 
-It stands between the golden model (which sees only the graph) and the RTL (which sees only commands): a difference from the
-golden model is a compiler's fault, one from the RTL is the hardware's.
+It stands between the golden model (which sees only the graph) and the RTL (which sees only commands): a difference from
+the golden model is a compiler's fault, one from the RTL is the hardware's.
 """
 
 import numpy as np

@@ -67,9 +67,7 @@ class Measurement:
 
     def stall_cycles(self, engine: Engine) -> dict[str, int]:
         """Cycles of each cause while jobs ran."""
-        return {
-            name: value for name, value in self.counters.causes(engine).items() if name != Cause.IDLE.name.lower()
-        }
+        return {name: value for name, value in self.counters.causes(engine).items() if name != Cause.IDLE.name.lower()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +146,7 @@ def measure(
         )
 
 
-def _check(
-    compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[int, int, int], bytes]
-) -> Checked:
+def _check(compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[int, int, int], bytes]) -> Checked:
     tensors = size = 0
     for name, difference in check_tensors(compiled, golden, read):
         if difference is not None:

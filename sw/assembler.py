@@ -2,7 +2,8 @@
 
     LOAD layer=3 0:r1.p need=1 advance=1 base=0 run_bytes=256 dram_offset=0x40 count=[4,1,1]
 
-An operand is ``slot:rRING.CURSOR`` with the cursor ``c0`` to ``c3`` or ``p``, then its ``need``, ``advance`` and ``offset``.
+An operand is ``slot:rRING.CURSOR`` with the cursor ``c0`` to ``c3`` or ``p``, then its ``need``, ``advance`` and
+``offset``.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""The static check: proves for a program that it cannot deadlock, overflow a ring, read what was not written, or let two
-engines race for a byte, on chip or in DRAM."""
+"""The static check: proves for a program that it cannot deadlock, overflow a ring, read what was not written, or let
+two engines race for a byte, on chip or in DRAM."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,14 +80,18 @@ class _Checker:
         self.config = config
         self.n = config.array.n
         self.written = np.zeros(config.scratchpad.bytes, bool)
-        self.dram = {
-            base: _Dram(buffer_bytes[name], name in ("constants", "input")) for base, name in BUFFERS.items()
-        }
+        self.dram = {base: _Dram(buffer_bytes[name], name in ("constants", "input")) for base, name in BUFFERS.items()}
 
     def visit(self, event: Event) -> None:
         self._where = f"{event.engine.name.lower()} command {event.index} ({event.command.name})"
         for operand, place in zip(event.command.operands, event.places, strict=True):
-            if operand is not None and place is not None and operand.cursor == 4 and operand.need and place.ring.slot_bytes:
+            if (
+                operand is not None
+                and place is not None
+                and operand.cursor == 4
+                and operand.need
+                and place.ring.slot_bytes
+            ):
                 # Newly reserved slots hold nothing yet.
                 reserved = place.ring.reserved - place.ring.producer.issue + operand.advance
                 first = (reserved - operand.need) * place.ring.slot_bytes

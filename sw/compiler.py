@@ -2,7 +2,6 @@
 
 import dataclasses
 
-
 from hw.spec.commands import Engine, Opcode
 from hw.spec.config import NpuConfig
 from sw.arena import Buffer, Placement, place, place_apart
@@ -14,7 +13,6 @@ from sw.lower import ConvolveStep, Lowered, lower
 from sw.policy import BufferPolicy
 from sw.program import (
     BASE_ARENA,
-
     BASE_INPUT,
     BASE_OUTPUT,
     Layer,
@@ -193,5 +191,3 @@ def _place_tensors(
         tensors[name] = StoredTensor(name, BASE_ARENA, offset, lowered.shapes[name])
     sizes = {"input": input_bytes, "output": output_bytes, "arena": max(placement.peak, ALIGNMENT)}
     return tensors, sizes, placement.lower_bound
-
-

@@ -10,9 +10,7 @@ from sw.lower import IDENTITY_MULTIPLIER, IDENTITY_SHIFT, ConvolveStep
 Bytes = NDArray[np.uint8]
 
 
-def parameter_block(
-    n: int, bias: NDArray[np.int64], multiplier: NDArray[np.int32], shift: NDArray[np.int32]
-) -> Bytes:
+def parameter_block(n: int, bias: NDArray[np.int64], multiplier: NDArray[np.int32], shift: NDArray[np.int32]) -> Bytes:
     """``PARAMETER_LINES`` lines of ``n`` bytes for up to ``n`` channels: uint8 ``[PARAMETER_LINES, n]``."""
     channels = len(bias)
     result = np.zeros((PARAMETER_LINES, n), np.uint8)

@@ -32,7 +32,9 @@ class Operand:
     offset: int = 0
 
 
-def encode(opcode: Opcode, layer: int, operands: Sequence[Operand | None], body: Mapping[str, Any] | None = None) -> int:
+def encode(
+    opcode: Opcode, layer: int, operands: Sequence[Operand | None], body: Mapping[str, Any] | None = None
+) -> int:
     """Bits of a command. Raises ``ValueError`` for a field that does not fit."""
     bits = pack(HEADER, {"opcode": opcode, "layer": layer})
     for index in range(OPERANDS):

@@ -1,7 +1,7 @@
 """From the quantised graph to *steps*: what the NPU does in one go and stores once.
 
-Fused, a convolution takes its activation and a residual addition with it; a concatenation or an upsampling is only a way
-of reading its sources. Unfused, every tensor that can be materialised is a step of its own; concatenations and
+Fused, a convolution takes its activation and a residual addition with it; a concatenation or an upsampling is only a
+way of reading its sources. Unfused, every tensor that can be materialised is a step of its own; concatenations and
 upsamplings stay views unless something other than a convolution reads them.
 
 Element-wise operators run on the array as a product with the identity matrix: the sums are then the values themselves,

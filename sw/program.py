@@ -68,7 +68,7 @@ class RingUse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A compiled network. ``streams`` are the commands of each engine, ``constants`` the bytes behind base register 0."""
+    """A compiled network. ``streams`` are each engine's commands, ``constants`` the bytes behind base register 0."""
 
     name: str
     config_hash: int
@@ -103,11 +103,7 @@ class Program:
         manifest: dict[str, typing.Any] = {
             "format": FORMAT,
             "version": VERSION,
-            **{
-                key: value
-                for key, value in dataclasses.asdict(self).items()
-                if key not in ("streams", "constants")
-            },
+            **{key: value for key, value in dataclasses.asdict(self).items() if key not in ("streams", "constants")},
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,7 +1,7 @@
 """Runs a program's commands one at a time by the rules of the rings, without hardware.
 
-Engines and rings form a process network: what each command sees does not depend on which ready engine goes first. So one
-schedule that comes to its end proves that all do, and one that gets stuck shows the deadlock.
+Engines and rings form a process network: what each command sees does not depend on which ready engine goes first. So
+one schedule that comes to its end proves that all do, and one that gets stuck shows the deadlock.
 """
 
 import bisect

@@ -243,11 +243,10 @@ class StepEmitter:
         plan = self.plan
         offset = self.tile_offsets[part]
         advance = int(last_part and unit.last_of_block)
-        if plan.weights_resident and len(plan.tiles) > 1:
-            # The slots stay for all tiles; during the last one each is released after its last use, which moves the cursor.
-            if unit.tile < len(plan.tiles) - 1:
-                slot = unit.block
-                return self._consume("weights", slot + 1, 0, slot * plan.slot_bytes["weights"] + offset)
+        if plan.weights_resident and unit.tile < len(plan.tiles) - 1:
+            # The slots stay for all tiles; during the last, each is released after its last use, which moves the cursor.
+            slot = unit.block
+            return self._consume("weights", slot + 1, 0, slot * plan.slot_bytes["weights"] + offset)
         return self._consume("weights", 1, advance, offset)
 
     def _convolve(self, index: int, step: ConvolveStep, unit: _Unit) -> None:

@@ -46,7 +46,7 @@ class Group:
 class SourcePlan:
     """One source's part of an input slot.
 
-    ``offset`` bytes into the slot; ``left`` and ``right`` are pixels of padding written beside each row of a packed source.
+    ``offset`` bytes into the slot; ``left`` and ``right`` are pixels of padding beside each row of a packed source.
     """
 
     source: Source
@@ -214,15 +214,11 @@ class Tiler:
             rows = rows // 2 + 1
         return min(rows, height)
 
-    def _build(
-        self, step: Step, output: TensorLayout, rows: int, columns: int, tile_rows: int, slots: int
-    ) -> StepPlan:
+    def _build(self, step: Step, output: TensorLayout, rows: int, columns: int, tile_rows: int, slots: int) -> StepPlan:
         n = self.config.array.n
         word = self.config.word_bytes
         tile_rows = _balanced(output.height, tile_rows) if tile_rows > rows else tile_rows
-        tiles = tuple(
-            Rows(row, min(row + tile_rows, output.height)) for row in range(0, output.height, tile_rows)
-        )
+        tiles = tuple(Rows(row, min(row + tile_rows, output.height)) for row in range(0, output.height, tile_rows))
         sources = self._sources(step, tiles[0])
         last = sources[-1]
         most = self._most_rows(step, last.source, last.layout.height, len(tiles[0]))
@@ -319,4 +315,15 @@ def separable(step: PoolStep) -> bool:
     return step.kernel[0] > 1 and step.kernel[1] > 1
 
 
-__all__ = ["Group", "PlanError", "Rows", "SourcePlan", "StepPlan", "Tiler", "blocks", "geometry", "input_rows", "separable"]
+__all__ = [
+    "Group",
+    "PlanError",
+    "Rows",
+    "SourcePlan",
+    "StepPlan",
+    "Tiler",
+    "blocks",
+    "geometry",
+    "input_rows",
+    "separable",
+]

@@ -166,7 +166,7 @@ CONVOLVE = data.StructLayout(
         "y_origin": 16,  # input row, counted from the tile's first row; two's complement
         "in_width": 16,  # columns 0 <= x < in_width exist, others read as pad_value
         "in_rows": 16,  # rows 0 <= y < in_rows exist
-        "in_pixel_stride": 16,  # bytes from one pixel of a row to the next: N, or the channel count when taps are packed
+        "in_pixel_stride": 16,  # bytes from a pixel to the next: N, or the channel count when taps are packed
         "pad_value": 8,
         "output_zero_point": 8,  # two's complement
         "in_row_stride": 32,  # bytes

@@ -137,7 +137,7 @@ class NpuConfig:
         require(n in (4, 8, 16, 32, 64), f"array.n must be 4, 8, 16, 32 or 64, not {n}")
         require(
             _power_of_two(self.accumulator.lines) and 4 * n <= self.accumulator.lines <= 16384,
-            f"accumulator.lines must be a power of two from {4 * n} (4 x array.n) to 16384, not {self.accumulator.lines}",
+            f"accumulator.lines must be a power of two from {4 * n} (4 x N) to 16384, not {self.accumulator.lines}",
         )
         bus = self.dma.bus_bits
         require(bus in (32, 64, 128, 256, 512), f"dma.bus_bits must be 32, 64, 128, 256 or 512, not {bus}")
@@ -150,9 +150,7 @@ class NpuConfig:
             f"scratchpad.bytes must be a power of two from {least} to {1 << 25}, not {size}",
         )
         require(2 <= self.rings.count <= 32, f"rings.count must be from 2 to 32, not {self.rings.count}")
-        require(
-            1 <= self.rings.consumers <= 4, f"rings.consumers must be from 1 to 4, not {self.rings.consumers}"
-        )
+        require(1 <= self.rings.consumers <= 4, f"rings.consumers must be from 1 to 4, not {self.rings.consumers}")
         beats = self.dma.burst_beats
         require(_power_of_two(beats) and beats <= 64, f"dma.burst_beats must be a power of two up to 64, not {beats}")
         require(
@@ -166,13 +164,9 @@ class NpuConfig:
             _power_of_two(buffer) and beats <= buffer <= 1024,
             f"dma.buffer_beats must be a power of two from dma.burst_beats ({beats}) to 1024, not {buffer}",
         )
-        require(
-            2 <= self.command.prefetch <= 16, f"command.prefetch must be from 2 to 16, not {self.command.prefetch}"
-        )
+        require(2 <= self.command.prefetch <= 16, f"command.prefetch must be from 2 to 16, not {self.command.prefetch}")
         require(32 <= self.address_bits <= 48, f"address_bits must be from 32 to 48, not {self.address_bits}")
-        require(
-            1.0 <= self.clock_mhz <= 10000.0, f"clock_mhz must be from 1 to 10000, not {self.clock_mhz}"
-        )
+        require(1.0 <= self.clock_mhz <= 10000.0, f"clock_mhz must be from 1 to 10000, not {self.clock_mhz}")
         require(
             256 <= self.command_cycles_max <= 1 << 24,
             f"command_cycles_max must be from 256 to {1 << 24}, not {self.command_cycles_max}",
@@ -183,8 +177,12 @@ class NpuConfig:
             _power_of_two(dram.bytes) and 1 << 20 <= dram.bytes <= 1 << min(36, self.address_bits),
             f"dram.bytes must be a power of two from {1 << 20} to {1 << min(36, self.address_bits)}, not {dram.bytes}",
         )
-        require(1 <= dram.latency_cycles <= 1000, f"dram.latency_cycles must be from 1 to 1000, not {dram.latency_cycles}")
-        require(1 <= dram.bytes_per_cycle <= 512, f"dram.bytes_per_cycle must be from 1 to 512, not {dram.bytes_per_cycle}")
+        require(
+            1 <= dram.latency_cycles <= 1000, f"dram.latency_cycles must be from 1 to 1000, not {dram.latency_cycles}"
+        )
+        require(
+            1 <= dram.bytes_per_cycle <= 512, f"dram.bytes_per_cycle must be from 1 to 512, not {dram.bytes_per_cycle}"
+        )
         for key in ("banks", "row_bytes", "access_bytes", "queue"):
             require(_power_of_two(getattr(dram, key)), f"dram.{key} must be a power of two, not {getattr(dram, key)}")
         require(2 <= dram.banks <= 64, f"dram.banks must be from 2 to 64, not {dram.banks}")
@@ -195,9 +193,12 @@ class NpuConfig:
         )
         require(2 <= dram.queue <= 64, f"dram.queue must be from 2 to 64, not {dram.queue}")
         require(1 <= dram.batch <= 1024, f"dram.batch must be from 1 to 1024, not {dram.batch}")
-        require(dram.data_bits in (8, 16, 32, 64, 128), f"dram.data_bits must be 8, 16, 32, 64 or 128, not {dram.data_bits}")
         require(
-            100 <= dram.data_rate_mtps <= 20000, f"dram.data_rate_mtps must be from 100 to 20000, not {dram.data_rate_mtps}"
+            dram.data_bits in (8, 16, 32, 64, 128), f"dram.data_bits must be 8, 16, 32, 64 or 128, not {dram.data_bits}"
+        )
+        require(
+            100 <= dram.data_rate_mtps <= 20000,
+            f"dram.data_rate_mtps must be from 100 to 20000, not {dram.data_rate_mtps}",
         )
         for field in dataclasses.fields(dram):
             if field.name.endswith("_ns"):

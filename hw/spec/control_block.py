@@ -69,9 +69,7 @@ def task_control_block(config: NpuConfig) -> data.StructLayout:
             "program": data.ArrayLayout(
                 data.StructLayout({"address": config.address_bits, "commands": INDEX_BITS}), ENGINES
             ),
-            "job_ring": data.StructLayout(
-                {"address": config.address_bits, "log2_entries": 4, "tail": JOB_INDEX_BITS}
-            ),
+            "job_ring": data.StructLayout({"address": config.address_bits, "log2_entries": 4, "tail": JOB_INDEX_BITS}),
             "completion_ring": data.StructLayout(
                 {"address": config.address_bits, "log2_entries": 4, "head": JOB_INDEX_BITS, "tail": JOB_INDEX_BITS}
             ),

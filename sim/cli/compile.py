@@ -23,9 +23,7 @@ from sw.compiler import compile_graph
     help="Folder for the image.",
 )
 @guarded
-def compile_command(
-    model: str, size: str, npu: str, settings: dict[str, str], buffers: str, out: pathlib.Path
-) -> None:
+def compile_command(model: str, size: str, npu: str, settings: dict[str, str], buffers: str, out: pathlib.Path) -> None:
     """Compile a network to a program image, MODEL.rondo."""
     config = configuration(npu, settings)
     chosen = policies(buffers)

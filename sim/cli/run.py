@@ -60,9 +60,7 @@ def run(
     with Work() as work:
         open_device(engine, config, report=work.say).close()
         graph = workload.build()
-        compiled = compile_graph(
-            graph, config, chosen[0], fused=check != "all", keep_tensors=check is not None
-        )
+        compiled = compile_graph(graph, config, chosen[0], fused=check != "all", keep_tensors=check is not None)
         check_program(compiled.program, config)
         inputs = workload.inputs(graph)
         golden = golden_model.run(graph, inputs) if check else None

@@ -1,6 +1,7 @@
-"""A bad command, address or bus answer fails its job with its code and place; the next job is as if nothing had been."""
+"""A bad command, address or bus answer fails its job with code and place; the next job runs as if nothing had been."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -85,7 +86,12 @@ BAD = {
         Fault.RING,
     ),
     "empty run": (Engine.LOAD, Opcode.LOAD, lambda c: _bits(c, run_bytes=0), Fault.FIELD),
-    "too many pixels": (Engine.COMPUTE, Opcode.CONVOLVE, lambda c: _bits(c, out_rows=1000, out_width=1000), Fault.FIELD),
+    "too many pixels": (
+        Engine.COMPUTE,
+        Opcode.CONVOLVE,
+        lambda c: _bits(c, out_rows=1000, out_width=1000),
+        Fault.FIELD,
+    ),
     "load address": (Engine.LOAD, Opcode.LOAD, lambda c: _bits(c, dram_offset=1 << 40), Fault.ADDRESS),
     "store address": (Engine.STORE, Opcode.STORE, lambda c: _bits(c, dram_offset=1 << 24), Fault.ADDRESS),
 }
@@ -116,7 +122,7 @@ def test_a_bad_command_fails_its_job_and_no_other(driver, network, name):
 
 def test_a_buffer_beyond_the_memory_is_a_bus_fault(driver, network):
     group = _group(driver, network)
-    beyond = dataclasses.replace(group, **{"arena": driver.device.memory_bytes})
+    beyond = dataclasses.replace(group, arena=driver.device.memory_bytes)
     assert {BASE_ARENA, BASE_OUTPUT} <= set(range(4))
     with pytest.raises(JobError) as caught:
         driver.run(beyond, 1, TIMEOUT)
@@ -144,7 +150,7 @@ def test_jobs_queue_and_complete_in_order(driver, network):
         driver.submit(group, 100 + number)
     completions = [driver.wait(TIMEOUT) for _ in groups]
     assert [completion.job for completion in completions] == [100, 101, 102]
-    for earlier, later in zip(completions, completions[1:], strict=False):
+    for earlier, later in itertools.pairwise(completions):
         assert earlier.finished < later.finished
     for group in groups:
         for name in network[0].outputs:

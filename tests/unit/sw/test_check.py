@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from hw.spec.commands import Engine, Opcode
@@ -55,7 +54,7 @@ def test_another_configuration_is_refused(program):
 def test_a_load_that_is_left_out_is_a_deadlock(program):
     streams = _streams(program)
     del streams[Engine.LOAD][_find(streams[Engine.LOAD], Opcode.LOAD)]
-    with pytest.raises(CheckError, match="deadlock: .*compute command 0 .*waits for 1 filled slots"):
+    with pytest.raises(CheckError, match=r"deadlock: .*compute command 0 .*waits for 1 filled slots"):
         _check(program, streams)
 
 

@@ -6,7 +6,9 @@ import pytest
 from sw.layout import TensorLayout
 
 
-@pytest.mark.parametrize(("shape", "n", "packed"), [((3, 5, 7), 4, False), ((2, 3, 3), 4, True), ((1, 1, 64), 32, False)])
+@pytest.mark.parametrize(
+    ("shape", "n", "packed"), [((3, 5, 7), 4, False), ((2, 3, 3), 4, True), ((1, 1, 64), 32, False)]
+)
 def test_pack_and_unpack_are_inverse(shape, n, packed):
     values = np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)
     layout = TensorLayout(*shape, n, packed)
