@@ -244,7 +244,7 @@ class StepEmitter:
         offset = self.tile_offsets[part]
         advance = int(last_part and unit.last_of_block)
         if plan.weights_resident and unit.tile < len(plan.tiles) - 1:
-            # The slots stay for all tiles; during the last, each is released after its last use, which moves the cursor.
+            # Slots stay for all tiles; during the last, each is released after its last use, which moves the cursor.
             slot = unit.block
             return self._consume("weights", slot + 1, 0, slot * plan.slot_bytes["weights"] + offset)
         return self._consume("weights", 1, advance, offset)

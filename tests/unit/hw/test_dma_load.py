@@ -269,7 +269,21 @@ def test_fault_outside() -> None:
     assert all(burst.address + 4 * burst.beats <= end + 3 for burst in unit.memory.reads)
 
 
-@pytest.mark.parametrize("round", range(6))
+@pytest.mark.parametrize("grant", [1.0, 0.3])
+@pytest.mark.parametrize("opcode", [Opcode.LOAD, Opcode.FILL])
+def test_fault_waits_for_older_commits(opcode: Opcode, grant: float) -> None:
+    config = small()
+    operands = tuple((ring, 4, ring) for ring in range(1, 6))
+    good = [Transfer(opcode=opcode, index=k, run_bytes=4, base=1, operands=operands) for k in range(3)]
+    bad = Transfer(opcode=Opcode.LOAD, index=3, run_bytes=4, base=1, dram_offset=BUFFER[1], operands=operands)
+    unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(2, 2)), grant=grant)
+    unit.run([*good, bad, bad], more=good)
+    assert unit.faults() == [(Fault.ADDRESS, 3)]
+    assert unit.commits() == list(operands) * 6
+    assert [index for _, index in unit.retired()] == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("round", range(10))
 def test_bus_errors(round: int) -> None:
     """A bad range anywhere: the commands before it commit, it is reported, the unit comes to rest and works again."""
     print(f"seed {SEED}")
@@ -277,7 +291,7 @@ def test_bus_errors(round: int) -> None:
     rng = random.Random(f"{SEED} {round}")
     bad = BUFFER[0] + rng.randrange(BUFFER[1]) & ~63
     behaviour = AxiBehaviour(
-        latency=(1, 40), ready=0.7, valid=0.8, read_error=lambda address: bad <= address < bad + 64
+        latency=(1, 40), ready=(0.7, 0.15)[round > 5], valid=0.8, read_error=lambda address: bad <= address < bad + 64
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.LOAD, Opcode.FILL], 20, BUFFER[1]))

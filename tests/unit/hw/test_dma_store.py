@@ -213,8 +213,8 @@ def test_utilisation(bus_bits: int, run_bytes: int) -> None:
     unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(20, 20)), buffer=(0x8000, 0x8000))
     transfers = [
         Transfer(
-            opcode=Opcode.STORE, index=k, run_bytes=run_bytes, base=2, count=(runs, 1, 1),
-            dram_stride=(run_bytes, 0, 0), scratchpad_stride=(run_bytes, 0, 0), ring_bytes=8192, operands=((1, 0, 1), (2, 4, 1)),
+            opcode=Opcode.STORE, index=k, run_bytes=run_bytes, base=2, count=(runs, 1, 1), ring_bytes=8192,
+            dram_stride=(run_bytes, 0, 0), scratchpad_stride=(run_bytes, 0, 0), operands=((1, 0, 1), (2, 4, 1)),
         )
         for k in range(commands)
     ]  # fmt: skip
@@ -265,7 +265,20 @@ def test_older_error_wins() -> None:
     assert [index for _, index in unit.retired()] == [1, 1]
 
 
-@pytest.mark.parametrize("round", range(6))
+@pytest.mark.parametrize("grant", [1.0, 0.3])
+def test_fault_waits_for_older_commits(grant: float) -> None:
+    config = small()
+    operands = tuple((ring, 0, ring) for ring in range(1, 6))
+    good = [Transfer(opcode=Opcode.STORE, index=k, run_bytes=4, base=2, operands=operands) for k in range(3)]
+    bad = Transfer(opcode=Opcode.STORE, index=3, run_bytes=4, base=2, dram_offset=BUFFER[1], operands=operands)
+    unit = bench(config, random.Random(SEED), AxiBehaviour(latency=(2, 2)), grant=grant)
+    unit.run([*good, bad, bad], more=good)
+    assert unit.faults() == [(Fault.ADDRESS, 3)]
+    assert unit.commits() == list(operands) * 6
+    assert [index for _, index in unit.retired()] == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("round", range(10))
 def test_bus_errors(round: int) -> None:
     """A bad block anywhere: commands before it commit, what was requested ends, and the unit works again."""
     print(f"seed {SEED}")
@@ -273,7 +286,7 @@ def test_bus_errors(round: int) -> None:
     rng = random.Random(f"{SEED} {round}")
     bad = BUFFER[0] + rng.randrange(BUFFER[1]) & ~511
     behaviour = AxiBehaviour(
-        latency=(1, 40), ready=0.7, valid=0.8, write_error=lambda address: bad <= address < bad + 512
+        latency=(1, 40), ready=(0.7, 0.15)[round > 5], valid=0.8, write_error=lambda address: bad <= address < bad + 512
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 20, BUFFER[1]))

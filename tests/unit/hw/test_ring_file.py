@@ -129,7 +129,7 @@ def check_state(ctx, dut: RingFile, rings: list[Ring]) -> None:
             assert cursor.offset == position.offset
 
 
-@pytest.mark.parametrize(("count", "consumers"), [(4, 4), (5, 2), (2, 1), (3, 3)])
+@pytest.mark.parametrize(("count", "consumers"), [(4, 4), (3, 2), (2, 1)])
 def test_random(count: int, consumers: int) -> None:
     print(f"RONDO_SEED={SEED}")
     rng = random.Random(SEED)
@@ -163,7 +163,7 @@ def test_random(count: int, consumers: int) -> None:
         return r, code, need, rng.choice([min(need, room), room, rng.randrange(room + 1)])
 
     async def bench(ctx):
-        for step in range(2000):
+        for step in range(1500):
             changed = {rng.randrange(count)} if rng.random() < 0.3 else set()
             changed = {r for r in changed if rings[r].drained()}
             ctx.set(dut.configure.valid, 0)
