@@ -127,7 +127,7 @@ class DmaStore(wiring.Component):
             self.memory.request.payload.client.eq(CLIENT_STORE),
             requested.eq(self.memory.request.valid & self.memory.request.ready),
             refused.eq(self.memory.request.valid & ~self.memory.request.ready),
-            walker.o.ready.eq(requested | (dropping & ~offered)),
+            walker.o.ready.eq(requested | dropping),
             pieces.w_en.eq(requested),
             lasts.w_en.eq(requested),
             lasts.w_data.eq(piece.last),

@@ -157,8 +157,6 @@ class IssueUnit(wiring.Component):
             self.fault.report.command.eq(index),
             self.idle.eq(((state == _State.EMPTY) | (state == _State.FAULTED)) & ~due),
         ]
-        with m.If(self.fault.valid):
-            m.d.sync += state.eq(_State.FAULTED)
 
         with m.Switch(state):
             with m.Case(_State.EMPTY):
@@ -187,7 +185,8 @@ class IssueUnit(wiring.Component):
                     m.d.sync += state.eq(_State.EMPTY)
                 with m.Elif(rings.illegal):
                     m.d.comb += [flags.pipeline.eq(1), code.eq(Fault.RING)]
-                with m.Elif(operand.offset > rings.ring_bytes):
+                # A ring's shape is certain only once it is ready: until then it may be about to be configured anew.
+                with m.Elif(rings.ready & (operand.offset > rings.ring_bytes)):
                     m.d.comb += [flags.pipeline.eq(1), code.eq(Fault.FIELD)]
                 with m.Elif(rings.ready):
                     m.d.comb += flags.pipeline.eq(1)
@@ -227,13 +226,13 @@ class IssueUnit(wiring.Component):
                     self._configure(m, command, state, index, due, due_index)
 
         self._offer(m, command, index, operand, todo)
+        with m.If(self.fault.valid):
+            m.d.sync += state.eq(_State.FAULTED)
         with m.If(self.clear):
             m.d.sync += [state.eq(_State.EMPTY), due.eq(0)]
         return m
 
-    def _decode(
-        self, m: Module, command: data.View, code: Signal, state: Signal, used: Signal, todo: Signal
-    ) -> None:
+    def _decode(self, m: Module, command: data.View, code: Signal, state: Signal, used: Signal, todo: Signal) -> None:
         """Opcode and body; then on to the operands, if the command has any."""
         m.d.sync += todo.eq(used)
         with m.Switch(command.header.opcode):
@@ -249,7 +248,6 @@ class IssueUnit(wiring.Component):
                     if BODIES[opcode] is not None:
                         with m.If(self._bad_body(m, opcode, _body(command, opcode))):
                             m.d.comb += code.eq(Fault.FIELD)
-                            m.d.sync += state.eq(_State.FAULTED)
             with m.Default():
                 m.d.comb += code.eq(Fault.OPCODE)
 

@@ -53,8 +53,8 @@ def _select(values: Sequence[Value], index: Value) -> Value:
 class RingFile(wiring.Component):
     """Cursors of every ring of the active task.
 
-    Look-ups are combinational; takes, commits and configuration act at the clock edge, all ports in the same cycle. No two ports
-    may move the same cursor: each cursor belongs to one engine.
+    Look-ups are combinational; takes, commits and configuration act at the clock edge, all ports in the same cycle.
+    No two ports may move the same cursor: each cursor belongs to one engine.
 
     Attributes
     ----------
@@ -122,20 +122,29 @@ class RingFile(wiring.Component):
                 issue.eq(Mux(is_producer, count[consumers], _select([count[k] for k in range(consumers)], consumer))),
                 filled.eq(limit - issue),
             ]
-            held: Value = Const(0, COUNTER_BITS)  # slots that the slowest consumer has not passed, or that are not filled
+            held: Value = Const(0, COUNTER_BITS)  # reserved slots that the slowest consumer has not passed
             for k in range(consumers):
                 of_consumer = Signal(COUNTER_BITS, name=f"held_{engine}_{k}")
                 m.d.comb += of_consumer.eq(Mux(place.consumer_mask[k], reserved - commits[k], 0))
                 held = Mux(of_consumer > held, of_consumer, held)
             m.d.comb += [
-                port.ready.eq(is_none | Mux(is_producer, held + port.need <= place.slots, port.need <= filled)),
+                # A ring not yet configured is not ready: its configuration may be on its way in the load stream.
+                port.ready.eq(
+                    is_none | (active & Mux(is_producer, held + port.need <= place.slots, port.need <= filled))
+                ),
                 port.illegal.eq(
                     ~is_none
                     & (
-                        ~active
-                        | ~(is_producer | is_consumer)
-                        | (port.need > place.slots)
-                        | (port.advance > place.slots)
+                        (port.ring >= rings)
+                        | ~(is_producer | (port.cursor < consumers))
+                        | (
+                            active
+                            & (
+                                ~(is_producer | is_consumer)
+                                | (port.need > place.slots)
+                                | (port.advance > place.slots)
+                            )
+                        )
                     )
                 ),
                 port.base.eq(place.base),
@@ -217,5 +226,9 @@ class RingFile(wiring.Component):
                 m.d.comb += state[name].eq(Mux(configured[ring], place[name], 0))
             m.d.comb += state.reserved.eq(count[2 * cursors])
             for k, cursor in enumerate([*(state.consumer[k] for k in range(consumers)), state.producer]):
-                m.d.comb += [cursor.issue.eq(count[k]), cursor.commit.eq(count[cursors + k]), cursor.offset.eq(offset[k])]
+                m.d.comb += [
+                    cursor.issue.eq(count[k]),
+                    cursor.commit.eq(count[cursors + k]),
+                    cursor.offset.eq(offset[k]),
+                ]
         return m

@@ -104,9 +104,7 @@ class Scratchpad(wiring.Component):
         odd = word[1:]
         even = Signal(len(odd), name=f"{name}_even")  # the pair after, if the access starts in an odd word
         m.d.comb += even.eq(odd + odd_first)
-        return _Place(
-            address[:lane_bits], odd_first, even[row_bits:], odd[row_bits:], even[:row_bits], odd[:row_bits]
-        )
+        return _Place(address[:lane_bits], odd_first, even[row_bits:], odd[row_bits:], even[:row_bits], odd[:row_bits])
 
     def _request(self, m: Module, name: str, place: _Place, first: Value, second: Value) -> Signal:
         """One bit a bank: does the access need it?"""

@@ -157,6 +157,10 @@ class WeightLoader(wiring.Component):
         table_wanted = context.load_table & ~(table_valid & (table_tag == context.table_tag))
         tiles_done = Signal()  # when the epilogue's part is read, no tile remains
         done = Signal()  # the last line of the command is granted
+        nothing_to_read = Signal()  # the command before: a maximum that goes on
+        m.d.sync += nothing_to_read.eq(0)
+        with m.If(nothing_to_read):
+            m.d.comb += done.eq(1)
         with m.If(grant):
             m.d.sync += row.eq(row + 1)
             with m.If(state == _State.TILE):
@@ -185,7 +189,8 @@ class WeightLoader(wiring.Component):
                         m.d.sync += state.eq(_State.TILE)
                     with m.Elif(incoming.accumulate_last):
                         m.d.sync += state.eq(_State.PARAMETERS)
-                    # A maximum that goes on has nothing to load, nor an operand to commit.
+                    with m.Else():
+                        m.d.sync += nothing_to_read.eq(1)
             with m.Case(_State.TILE):
                 m.d.comb += may_read.eq(~shadow_full)
                 with m.If(grant & (row == n - 1)):
@@ -227,8 +232,8 @@ class WeightLoader(wiring.Component):
                     with m.Else():
                         m.d.sync += state.eq(_State.TILE)
 
-        # The last grant of any kind commits both; nothing is read from a cached table.
-        m.d.comb += [self.commit_weights.eq(done), self.commit_table.eq(done & context.load_table)]
+        # The last grant of any kind commits both, even if the table was cached.
+        m.d.comb += [self.commit_weights.eq(done), self.commit_table.eq(done)]
 
         # The cycle after a grant: the line arrives.
         arrives = Signal(_State)

@@ -7,7 +7,7 @@ from amaranth.sim import Simulator
 
 from hw.spec.config import NpuConfig
 from sim.dram import COUNTERS
-from sim.engines import REGISTER_CYCLES_MAX, check_register, check_response
+from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response
 from sim.memory import MemoryArray
 from sim.system import System
 from sw.device import Bytes, Retirement
@@ -87,7 +87,8 @@ class AmaranthDevice:
     def _run(self, request: typing.Callable[[typing.Any], typing.Awaitable[None]]) -> None:
         self._request = request
         while self._request is not None:
-            self._simulator.advance()
+            if not self._simulator.advance():
+                raise EngineError("the simulation was broken off; open the device again")
 
     # --- Device ---
 

@@ -23,6 +23,8 @@ class AxiBehaviour:
     """Cycles from a taken AR to its first R beat offered, and from the taken last W (and AW) to B: least, most."""
     ready: float = 1.0
     """Probability, each cycle, that ARREADY, AWREADY, WREADY are high; each for itself."""
+    stalled: Callable[[int], bool] = _never
+    """Cycles in which ARREADY and AWREADY are low whatever ``ready`` says."""
     valid: float = 1.0
     """Probability, each cycle, that a beat that could be offered is."""
     interleave: bool = False
@@ -46,7 +48,8 @@ class Burst:
 class AxiMemory:
     """The bytes in ``data``, from address 0. Add ``run`` to a simulation as a background testbench.
 
-    ``reads`` and ``writes`` log all bursts; ``beats_read`` and ``beats_written`` the cycles in which beats passed.
+    ``reads`` and ``writes`` log all bursts; ``beats_read`` and ``beats_written`` the cycles in which beats passed,
+    ``read_errors`` and ``write_errors`` those of answers with an error.
     An address beyond the memory raises ``AssertionError``.
     """
 
@@ -56,6 +59,8 @@ class AxiMemory:
         self.writes: list[Burst] = []
         self.beats_read: list[int] = []
         self.beats_written: list[int] = []
+        self.read_errors: list[int] = []
+        self.write_errors: list[int] = []
         self._axi = axi
         self._behaviour = behaviour
         self._rng = rng
@@ -73,7 +78,7 @@ class AxiMemory:
     async def run(self, ctx: SimulatorContext) -> None:
         axi, chance = self._axi, self._rng.random
         behaviour = self._behaviour
-        ideal = behaviour.ready >= 1.0
+        ideal = behaviour.ready >= 1.0 and behaviour.stalled is _never
         signals = (
             (axi.arvalid, axi.arid, axi.araddr, axi.arlen)
             + (axi.awvalid, axi.awid, axi.awaddr, axi.awlen)
@@ -84,7 +89,8 @@ class AxiMemory:
         answer: tuple[int, int, int] | None = None
         while True:
             if not ideal or self._cycle == 0:
-                ready = [chance() < behaviour.ready or ideal for _ in range(3)]
+                stalled = behaviour.stalled(self._cycle)
+                ready = [chance() < behaviour.ready and not (stalled and k < 2) for k in range(3)]
                 for signal, value in zip((axi.arready, axi.awready, axi.wready), ready, strict=True):
                     ctx.set(signal, value)
             if read is None and (read := self._next_read()) is not None:
@@ -121,6 +127,8 @@ class AxiMemory:
                 self._write(self._addresses.popleft(), self._bodies.popleft())
             if read is not None and rready:
                 self.beats_read.append(self._cycle)
+                if read[1] != OKAY:
+                    self.read_errors.append(self._cycle)
                 burst = self._open_reads[read[0]][0]
                 burst[1] += self._bytes
                 burst[2] -= 1
@@ -129,6 +137,8 @@ class AxiMemory:
                     self._read_order.remove(read[0])
                 read = None
             if answer is not None and bready:
+                if answer[2] != OKAY:
+                    self.write_errors.append(self._cycle)
                 answer = None
             self._cycle += 1
 

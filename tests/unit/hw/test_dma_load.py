@@ -283,6 +283,37 @@ def test_fault_waits_for_older_commits(opcode: Opcode, grant: float) -> None:
     assert [index for _, index in unit.retired()] == [0, 1, 2] * 2
 
 
+def test_error_stops_requests() -> None:
+    """No request from the cycle in which the bad beat is at the head of the buffer, two after it arrived."""
+    config = small(**{"dma.outstanding": 64, "dma.buffer_beats": 1024})
+    bad = BUFFER[0] + 128
+    behaviour = AxiBehaviour(latency=(9, 9), read_error=lambda address: bad <= address < bad + 4)
+    unit = bench(config, random.Random(SEED), behaviour)
+    unit.run([Transfer(opcode=Opcode.LOAD, index=3, run_bytes=8192, base=1, ring_bytes=8192)])
+    assert unit.faults() == [(Fault.BUS, 3)]
+    (arrival,) = unit.memory.read_errors
+    requests = [burst.cycle for burst in unit.memory.reads]
+    assert requests == list(range(3, arrival + 2))
+
+
+def test_request_refused_at_a_fault_is_still_made() -> None:
+    """Its beats are swallowed, the unit is not idle before, and what follows is not disturbed."""
+    config = small(**{"dma.burst_beats": 4})
+    behaviour = AxiBehaviour(
+        latency=(9, 9), stalled=lambda cycle: 4 <= cycle < 60, read_error=lambda address: address < BUFFER[0] + 8
+    )
+    unit = bench(config, random.Random(SEED), behaviour)
+    bad = Transfer(opcode=Opcode.LOAD, index=3, run_bytes=64, base=1)
+    good = Transfer(opcode=Opcode.LOAD, index=4, run_bytes=64, base=1, dram_offset=100, ring_base=1024)
+    expected = bytearray(unit.scratchpad)
+    apply([good], unit.memory.data, expected)
+    unit.run([bad], more=[good])
+    assert unit.faults() == [(Fault.BUS, 3)]
+    assert [burst.cycle for burst in unit.memory.reads[:2]] == [3, 60]
+    assert not any(cycle.idle for cycle in unit.cycles[1:70])
+    assert unit.scratchpad == expected
+
+
 @pytest.mark.parametrize("round", range(10))
 def test_bus_errors(round: int) -> None:
     """A bad range anywhere: the commands before it commit, it is reported, the unit comes to rest and works again."""
@@ -291,7 +322,7 @@ def test_bus_errors(round: int) -> None:
     rng = random.Random(f"{SEED} {round}")
     bad = BUFFER[0] + rng.randrange(BUFFER[1]) & ~63
     behaviour = AxiBehaviour(
-        latency=(1, 40), ready=(0.7, 0.15)[round > 5], valid=0.8, read_error=lambda address: bad <= address < bad + 64
+        latency=(1, 40), ready=(0.7, 0.04)[round > 5], valid=0.8, read_error=lambda address: bad <= address < bad + 64
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.LOAD, Opcode.FILL], 20, BUFFER[1]))

@@ -278,6 +278,36 @@ def test_fault_waits_for_older_commits(grant: float) -> None:
     assert [index for _, index in unit.retired()] == [0, 1, 2] * 2
 
 
+def test_error_stops_requests() -> None:
+    config = small(**{"dma.outstanding": 64})
+    behaviour = AxiBehaviour(latency=(9, 9), write_error=lambda address: address < BUFFER[0] + 64)
+    unit = bench(config, random.Random(SEED), behaviour)
+    unit.run([Transfer(opcode=Opcode.STORE, index=3, run_bytes=8192, base=2, ring_bytes=8192)])
+    assert unit.faults() == [(Fault.BUS, 3)]
+    assert all(burst.cycle <= unit.memory.write_errors[0] for burst in unit.memory.writes)
+    assert len(unit.memory.writes) > 2
+
+
+def test_request_refused_at_a_fault_is_still_made() -> None:
+    """With its own bytes; the fault is told afterwards."""
+    config = small(**{"dma.burst_beats": 4})
+    behaviour = AxiBehaviour(
+        latency=(9, 9), stalled=lambda cycle: 4 <= cycle < 60, write_error=lambda address: address < BUFFER[0]
+    )
+    unit = bench(config, random.Random(SEED), behaviour)
+    bad = Transfer(opcode=Opcode.STORE, index=3, run_bytes=64, base=2, ring_base=2048, start=1020, ring_bytes=1030)
+    good = Transfer(opcode=Opcode.STORE, index=4, run_bytes=64, base=2, dram_offset=100, ring_base=1024)
+    expected = bytearray(unit.memory.data)
+    moves = list(bad.moves())
+    for dram, place in moves[13:29]:
+        expected[BUFFER[0] + dram] = unit.scratchpad[place]
+    apply([good], expected, unit.scratchpad)
+    unit.run([bad], more=[good])
+    assert unit.faults() == [(Fault.BUS, 3)]
+    assert [burst.cycle for burst in unit.memory.writes[:2]] == [3, 60]
+    assert unit.memory.data == expected
+
+
 @pytest.mark.parametrize("round", range(10))
 def test_bus_errors(round: int) -> None:
     """A bad block anywhere: commands before it commit, what was requested ends, and the unit works again."""
@@ -286,7 +316,7 @@ def test_bus_errors(round: int) -> None:
     rng = random.Random(f"{SEED} {round}")
     bad = BUFFER[0] + rng.randrange(BUFFER[1]) & ~511
     behaviour = AxiBehaviour(
-        latency=(1, 40), ready=(0.7, 0.15)[round > 5], valid=0.8, write_error=lambda address: bad <= address < bad + 512
+        latency=(1, 40), ready=(0.7, 0.04)[round > 5], valid=0.8, write_error=lambda address: bad <= address < bad + 512
     )
     unit = bench(config, rng, behaviour, grant=0.7)
     transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 20, BUFFER[1]))

@@ -59,14 +59,14 @@ class Model:
 
 
 CASES = [
-    (dict(scratchpad__bytes=256, scratchpad__banks=8), (4, 4, 4, 4), (4, 4)),
-    (dict(scratchpad__bytes=512, scratchpad__banks=8, dma__bus_bits=64), (4, 4, 4, 8), (4, 8)),
-    (dict(scratchpad__bytes=64, scratchpad__banks=2), (4, 1), (3, 4, 2)),
-    (dict(scratchpad__bytes=2048, scratchpad__banks=16, array__n=16), (16, 16, 5, 4), (16, 4)),
+    ({"scratchpad__bytes": 256, "scratchpad__banks": 8}, (4, 4, 4, 4), (4, 4)),
+    ({"scratchpad__bytes": 512, "scratchpad__banks": 8, "dma__bus_bits": 64}, (4, 4, 4, 8), (4, 8)),
+    ({"scratchpad__bytes": 64, "scratchpad__banks": 2}, (4, 1), (3, 4, 2)),
+    ({"scratchpad__bytes": 2048, "scratchpad__banks": 16, "array__n": 16}, (16, 16, 5, 4), (16, 4)),
 ]
 
 
-@pytest.mark.parametrize("settings, read_sizes, write_sizes", CASES)
+@pytest.mark.parametrize(("settings", "read_sizes", "write_sizes"), CASES)
 def test_random(settings: dict[str, typing.Any], read_sizes: tuple[int, ...], write_sizes: tuple[int, ...]) -> None:
     print(f"RONDO_SEED={SEED}")
     rng = random.Random(SEED)

@@ -215,6 +215,26 @@ def test_progress(engine: str) -> None:
     assert cycles == ([50000, 100000] if engine == "rtl" else [1000, 2000])
 
 
+@pytest.mark.parametrize("engine", DEVICES)
+def test_broken_off(engine: str) -> None:
+    """Ctrl-C in a long run: the compiled engine may go on, the other says that it cannot."""
+
+    def interrupt(cycle: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_copier(engine, load_config("tiny")) as device:
+        device.progress = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            device.step(120000)
+        device.progress = None
+        if engine == "rtl":
+            device.step(10)
+            assert device.cycle == 50010
+        else:
+            with pytest.raises(EngineError, match="broken off"):
+                device.step(10)
+
+
 def test_bare_initiator() -> None:
     config = load_config("tiny")
     for device in (RtlDevice(config, Mute), AmaranthDevice(config, Mute(config))):

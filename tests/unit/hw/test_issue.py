@@ -1,0 +1,613 @@
+"""The issue unit against its timing page, every output in every cycle, and together with the ring file."""
+
+import dataclasses
+import os
+import random
+import typing
+
+import pytest
+from amaranth.back import rtlil
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.sim import Simulator
+
+from hw.issue import IssueUnit
+from hw.ring_file import RingFile
+from hw.spec.commands import (
+    BODIES,
+    COMMAND,
+    HEADER,
+    LEGAL_OPCODES,
+    OPERAND,
+    Engine,
+    Fault,
+    Opcode,
+    pack,
+)
+from hw.spec.config import load_config
+
+SEED = int(os.environ.get("RONDO_SEED", "1"))
+LIMIT = 60000  # cycles after which a simulation has hung
+PRODUCER, NONE = 4, 7
+CONFIG = load_config("tiny", {"rings.count": 5})
+SIZE, WORD, HALF = CONFIG.scratchpad.bytes, CONFIG.word_bytes, CONFIG.accumulator_half
+
+Values = dict[str, typing.Any]
+UNUSED: Values = {"cursor": NONE}
+GOOD: dict[Opcode, Values] = {
+    Opcode.END: {},
+    Opcode.WAIT: {},
+    Opcode.RING_CONFIGURE: {"ring": 4, "slots": 3, "slot_bytes": 40, "ring_bytes": 120, "base": 64, "drained_mask": 5,
+                            "consumer_mask": 5, "follows": [4, 1, 0, 2]},
+    Opcode.LOAD: {"base": 3, "run_bytes": SIZE, "count": [1, 2, 3], "scratchpad_stride": [0, 1, SIZE]},
+    Opcode.FILL: {"base": 0, "run_bytes": 1, "count": [1, 1, 65535]},
+    Opcode.STORE: {"base": 1, "run_bytes": 77, "count": [9, 1, 1], "dram_stride": [-4, 0, 4]},
+    Opcode.CONVOLVE: {"out_width": HALF // 8, "out_rows": 8, "kernel_width": 3, "kernel_height": 1, "in_blocks": 2},
+}  # fmt: skip
+BAD: dict[Opcode, list[Values]] = {
+    Opcode.RING_CONFIGURE: [
+        {"ring": 5}, {"ring": 255}, {"slots": 0}, {"slots": 0, "ring_bytes": 0},
+        {"slots": 1 << 14, "slot_bytes": 0, "ring_bytes": 0}, {"slots": (1 << 14) + 3}, {"slot_bytes": 41},
+        {"slot_bytes": 40 | 1 << 31}, {"ring_bytes": 119}, {"ring_bytes": 120 | 1 << 30}, {"base": SIZE},
+        {"base": SIZE - 116}, {"base": 64 | 1 << 31}, {"base": 64 + WORD // 2},
+        {"base": SIZE, "slot_bytes": 0, "ring_bytes": 0},
+        {"slots": 1, "slot_bytes": SIZE + 4, "ring_bytes": SIZE + 4, "base": 0},
+    ],
+    Opcode.CONVOLVE: [
+        {"out_width": 0}, {"out_rows": 0}, {"kernel_width": 0}, {"kernel_height": 0}, {"in_blocks": 0},
+        {"out_rows": 9}, {"out_width": 32768, "out_rows": 32768}, {"out_width": HALF + 1, "out_rows": 1},
+    ],
+}  # fmt: skip
+for _opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
+    BAD[_opcode] = [
+        {"run_bytes": 0}, {"run_bytes": SIZE + 1}, {"run_bytes": 1 << 31}, {"base": 4}, {"base": 128},
+        {"count": [0, 1, 1]}, {"count": [1, 0, 1]}, {"count": [1, 1, 0]},
+        {"scratchpad_stride": [SIZE + 1, 0, 0]}, {"scratchpad_stride": [0, 1 << 31, 0]},
+        {"scratchpad_stride": [0, 0, SIZE + 1]},
+    ]  # fmt: skip
+FINE: dict[Opcode, list[Values]] = {
+    Opcode.RING_CONFIGURE: [
+        {"base": SIZE - 120}, {"slots": (1 << 14) - 1, "slot_bytes": 0, "ring_bytes": 0},
+        {"slots": 1, "slot_bytes": SIZE, "ring_bytes": SIZE, "base": 0},
+    ],
+    Opcode.CONVOLVE: [{"out_width": HALF, "out_rows": 1}, {"out_width": 1, "out_rows": HALF}],
+}  # fmt: skip
+
+
+def encode(opcode: int, operands: list[Values], body: Values | None = None) -> int:
+    bits = pack(HEADER, {"opcode": opcode, "layer": 0xA5A5})
+    operands = operands + [UNUSED] * (5 - len(operands))
+    for k, operand in enumerate(operands):
+        bits |= pack(OPERAND, operand) << (HEADER.size + k * OPERAND.size)
+    layout = BODIES[Opcode(opcode)] if opcode in tuple(Opcode) else None
+    if layout is not None:
+        bits |= pack(layout, body or {}) << (COMMAND.size - COMMAND["body"].width)
+    return bits
+
+
+@dataclasses.dataclass
+class Command:
+    """A command, what decode must say of it, and its used operands in order."""
+
+    opcode: int
+    index: int
+    operands: list[Values]
+    body: Values
+    verdict: Fault
+    bits: int = 0
+
+    def __post_init__(self) -> None:
+        self.bits = encode(self.opcode, self.operands, self.body)
+        self.used = [k for k, operand in enumerate(self.operands) if operand["cursor"] != NONE]
+
+
+@dataclasses.dataclass
+class Place:
+    """What the ring file of the test answers for a ring."""
+
+    base: int
+    ring_bytes: int
+    start: int
+
+
+class Inputs(typing.NamedTuple):
+    """Everything that the unit sees in one cycle; ``ready`` is for any operand looked up."""
+
+    command: Command | None  # on i
+    o_ready: bool
+    ready: bool
+    drained: bool
+    engine_idle: bool
+    engine_commit: tuple[int, int, int] | None
+    engine_retire: int | None
+    stop: bool
+    clear: bool
+
+
+def illegal(ring: int, cursor: int) -> bool:
+    return ring >= 5 or cursor in (5, 6)
+
+
+class Model:
+    """The timing page as a program: ``cycle`` gives the outputs of one cycle, then moves on to the next."""
+
+    def __init__(self, places: list[Place]):
+        self.places = places
+        self.due: int | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.steps = self.body()
+        next(self.steps)
+        self.due = None
+        self.due_next: int | None = None
+
+    def quiet(self, at: Inputs) -> bool:
+        return at.engine_idle and at.engine_commit is None and at.engine_retire is None
+
+    def cycle(self, at: Inputs) -> Values:
+        out: Values = {"flag": None, "commit": at.engine_commit, "retire": at.engine_retire, "idle": False}
+        if self.due is not None and self.quiet(at):
+            out["retire"] = self.due
+        self.due_next = self.due
+        out |= self.steps.send(at)
+        if out["idle"] and self.due is not None:
+            out["idle"] = False
+        # The due retirement of this cycle is given, or covered by a later one of the engine.
+        if self.due is not None and self.due_next == self.due:
+            later = at.engine_retire is not None and at.engine_retire > self.due
+            self.due_next = None if later or self.quiet(at) else self.due
+        self.due = self.due_next
+        if at.clear:
+            self.reset()
+        return out
+
+    def body(self) -> typing.Generator[Values, Inputs, None]:
+        at = yield {}
+        while True:
+            # Nothing held.
+            command = at.command
+            out = {"i_ready": True, "idle": True, "flag": "wait_command" if command is None else "pipeline"}
+            stopped = at.stop
+            at = yield out
+            if command is None or stopped:
+                continue
+            # Decode.
+            if at.stop:
+                at = yield {"flag": "pipeline"}
+                continue
+            if command.verdict != Fault.NONE:
+                at = yield from self.fault(command, command.verdict, at)
+            at = yield {"flag": "pipeline"}
+            operands = [] if command.opcode in (Opcode.END, Opcode.RING_CONFIGURE) else command.used
+            dropped = False
+            for k in operands:
+                operand = command.operands[k]
+                looked_up = False
+                while not looked_up and not dropped:
+                    out = {"look": (operand["ring"], operand["cursor"], operand["need"], operand["advance"])}
+                    if at.stop:
+                        dropped = True
+                        out["flag"] = "pipeline"
+                    elif illegal(operand["ring"], operand["cursor"]):
+                        yield from self.fault(command, Fault.RING, at)
+                    elif operand["offset"] > self.places[operand["ring"]].ring_bytes:
+                        yield from self.fault(command, Fault.FIELD, at)
+                    elif at.ready:
+                        looked_up = True
+                        out["flag"] = "pipeline"
+                    else:
+                        out["flag"] = "wait_free" if operand["cursor"] == PRODUCER else "wait_filled"
+                    at = yield out
+                if dropped:
+                    break
+            if dropped:
+                continue
+            for k in operands:
+                operand = command.operands[k]
+                look = (operand["ring"], operand["cursor"], operand["need"], operand["advance"])
+                at = yield {"flag": "pipeline", "look": look, "take": True}
+            if command.opcode in (Opcode.WAIT, Opcode.END):
+                at = yield from self.hold(command, operands, at)
+            elif command.opcode == Opcode.RING_CONFIGURE:
+                while not at.drained and not at.stop:
+                    at = yield {"flag": "wait_free", "mask": command.body["drained_mask"]}
+                if at.stop:
+                    at = yield {"flag": "pipeline"}
+                else:
+                    self.due_next = command.index
+                    at = yield {"flag": "pipeline", "mask": command.body["drained_mask"], "configure": command.body}
+            else:
+                while True:
+                    accepted = at.o_ready
+                    at = yield {"flag": "pipeline", "offer": command}
+                    if accepted:
+                        break
+
+    def hold(self, command: Command, operands: list[int], at: Inputs) -> typing.Generator[Values, Inputs, Inputs]:
+        left = list(operands)
+        while True:
+            if at.stop and not left:
+                return (yield {"flag": "pipeline"})
+            if not self.quiet(at) or self.due is not None:
+                at = yield {}
+                continue
+            out: Values = {"flag": "pipeline"}
+            if left:
+                operand = command.operands[left.pop(0)]
+                out["commit"] = (operand["ring"], operand["cursor"], operand["advance"])
+            if not left:
+                out["retire"] = command.index
+                out["job_done"] = command.opcode == Opcode.END
+                return (yield out)
+            at = yield out
+
+    def fault(self, command: Command, code: Fault, at: Inputs) -> typing.Generator[Values, Inputs, typing.Any]:
+        yield {"flag": "pipeline", "fault": (code, command.index)}
+        while True:  # until clear starts over
+            yield {"idle": True}
+
+
+def random_command(rng: random.Random, engine: Engine, index: int, places: list[Place]) -> Command:
+    legal = LEGAL_OPCODES[engine]
+    opcode: int = rng.choice(legal)
+    verdict = Fault.NONE
+    body: Values = {}
+    if rng.random() < 0.02:
+        opcode = rng.choice([code for code in (*range(8), 128, 255) if code not in legal])
+        verdict = Fault.OPCODE
+    elif opcode in GOOD:
+        body = dict(GOOD[Opcode(opcode)])
+        if rng.random() < 0.03 and opcode in BAD:
+            body |= rng.choice(BAD[Opcode(opcode)])
+            verdict = Fault.FIELD
+        elif rng.random() < 0.3 and opcode in FINE:
+            body |= rng.choice(FINE[Opcode(opcode)])
+    operands: list[Values] = []
+    for _ in range(5):
+        ring = rng.randrange(5)
+        operand = {
+            "ring": ring,
+            "cursor": rng.choice([0, 1, 2, 3, PRODUCER]),
+            "need": rng.randrange(1 << 14),
+            "advance": rng.randrange(1 << 14),
+            "offset": rng.choice([0, places[ring].ring_bytes, rng.randrange(places[ring].ring_bytes + 1)]),
+        }
+        if rng.random() < 0.5:
+            operand["cursor"] = NONE
+        elif rng.random() < 0.01:
+            operand |= rng.choice([{"cursor": 5}, {"cursor": 6}, {"ring": 5}, {"ring": 63}])
+        elif rng.random() < 0.01:
+            operand["offset"] = rng.choice([places[ring].ring_bytes + 1, (1 << 26) - 1])
+        operands.append(operand)
+    return Command(opcode, index, operands, body, verdict)
+
+
+def simulate(dut: wiring.Component | Module, *benches: typing.Callable[..., typing.Any]) -> None:
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+
+    async def watchdog(ctx):
+        for _ in range(LIMIT):
+            await ctx.tick()
+        raise AssertionError("the simulation hangs")
+
+    for bench in benches:
+        simulator.add_testbench(bench)
+    simulator.add_testbench(watchdog, background=True)
+    simulator.run()
+
+
+def drive(ctx, dut: IssueUnit, at: Inputs, places: list[Place]) -> None:
+    ctx.set(dut.i.valid, at.command is not None)
+    if at.command is not None:
+        ctx.set(dut.i.payload.command, at.command.bits)
+        ctx.set(dut.i.payload.index, at.command.index)
+    ctx.set(dut.o.ready, at.o_ready)
+    ctx.set(dut.engine_idle, at.engine_idle)
+    ctx.set(dut.engine_commit.valid, at.engine_commit is not None)
+    if at.engine_commit is not None:
+        for name, value in zip(("ring", "cursor", "advance"), at.engine_commit, strict=True):
+            ctx.set(getattr(dut.engine_commit, name), value)
+    ctx.set(dut.engine_retire.valid, at.engine_retire is not None)
+    if at.engine_retire is not None:
+        ctx.set(dut.engine_retire.index, at.engine_retire)
+    ctx.set(dut.stop, at.stop)
+    ctx.set(dut.clear, at.clear)
+    if hasattr(dut, "configure"):
+        ctx.set(dut.configure.drained, at.drained)
+    # The ring file of this test.
+    ring, cursor = ctx.get(dut.rings.ring), ctx.get(dut.rings.cursor)
+    ctx.set(dut.rings.illegal, illegal(ring, cursor))
+    ctx.set(dut.rings.ready, at.ready)
+    place = places[ring % 5]
+    for name in ("base", "ring_bytes", "start"):
+        ctx.set(getattr(dut.rings, name), getattr(place, name))
+
+
+def check(ctx, dut: IssueUnit, expected: Values, places: list[Place]) -> None:
+    flags = ctx.get(dut.flags)
+    raised = [name for name in ("pipeline", "wait_filled", "wait_free", "wait_command") if flags[name]]
+    assert raised == ([expected["flag"]] if expected["flag"] else [])
+    assert ctx.get(dut.flags.as_value()).bit_count() == len(raised)
+    assert bool(ctx.get(dut.i.ready)) == expected.get("i_ready", False)
+    assert bool(ctx.get(dut.idle)) == expected["idle"]
+    assert bool(ctx.get(dut.job_done)) == expected.get("job_done", False)
+    assert bool(ctx.get(dut.rings.take)) == expected.get("take", False)
+    if "look" in expected:
+        names = ("ring", "cursor", "need", "advance")
+        assert tuple(ctx.get(getattr(dut.rings, name)) for name in names) == expected["look"]
+    commit = None
+    if ctx.get(dut.rings.commit):
+        commit = tuple(ctx.get(getattr(dut.rings, f"commit_{name}")) for name in ("ring", "cursor", "advance"))
+    assert commit == expected["commit"]
+    assert (ctx.get(dut.retire.index) if ctx.get(dut.retire.valid) else None) == expected["retire"]
+    fault = None
+    if ctx.get(dut.fault.valid):
+        report = ctx.get(dut.fault.report)
+        fault = (report.code, report.command)
+    assert fault == expected.get("fault")
+    offered: Command | None = expected.get("offer")
+    assert bool(ctx.get(dut.o.valid)) == (offered is not None)
+    if offered is not None:
+        payload = ctx.get(dut.o.payload)
+        assert payload.command == offered.bits
+        assert payload.index == offered.index
+        for k, operand in enumerate(offered.operands):
+            issued = payload.operand[k]
+            assert issued.cursor == operand["cursor"]
+            if operand["cursor"] != NONE:
+                place = places[operand["ring"]]
+                assert (issued.ring, issued.advance) == (operand["ring"], operand["advance"])
+                assert (issued.base, issued.ring_bytes) == (place.base, place.ring_bytes)
+                start = (place.start + operand["offset"]) % place.ring_bytes if place.ring_bytes else 0
+                assert issued.start == start
+    if hasattr(dut, "configure"):
+        body = expected.get("configure")
+        assert bool(ctx.get(dut.configure.valid)) == (body is not None)
+        if "mask" in expected:
+            assert ctx.get(dut.configure.drained_mask) == expected["mask"]
+        if body is not None:
+            for name in ("ring", "base", "slots", "slot_bytes", "ring_bytes", "consumer_mask"):
+                assert ctx.get(getattr(dut.configure, name)) == body[name], name
+            assert list(ctx.get(dut.configure.follows)) == body["follows"]
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_random(engine: Engine) -> None:
+    print(f"RONDO_SEED={SEED}")
+    rng = random.Random(SEED + engine)
+    dut = IssueUnit(CONFIG, engine)
+    rtlil.convert(dut)
+    places = [Place(0, 0, 0)]
+    for _ in range(4):
+        ring_bytes = rng.randrange(1, SIZE + 1)
+        places.append(Place(rng.randrange(SIZE), ring_bytes, rng.randrange(ring_bytes)))
+    model = Model(places)
+    seen: dict[str, int] = {}
+
+    async def bench(ctx):
+        index, command, faulted, engine_index = 0, None, 0, 0
+        rates = (0.5, 0.5)
+        for step in range(9000):
+            if step % 50 == 0:
+                rates = (rng.choice([0.1, 0.9, 1.0]), rng.choice([0.1, 0.5, 1.0]))
+            if command is None and rng.random() < rates[0]:
+                index += 1
+                command = random_command(rng, engine, index, places)
+            idle = rng.random() < rates[1]
+            if not idle and rng.random() < 0.2:  # of a command before the one at hand
+                engine_index = min(engine_index + 1, index - 1)
+                retire = engine_index
+            else:
+                retire = None
+            at = Inputs(
+                command=command,
+                o_ready=rng.random() < rates[1],
+                ready=rng.random() < rates[1],
+                drained=rng.random() < rates[1],
+                engine_idle=idle,
+                engine_commit=(rng.randrange(64), rng.randrange(8), rng.randrange(1 << 14))
+                if rng.random() < 0.2
+                else None,
+                engine_retire=retire,
+                stop=rng.random() < 0.02,
+                clear=(faulted > 5 and rng.random() < 0.3) or rng.random() < 0.002,
+            )
+            drive(ctx, dut, at, places)
+            expected = model.cycle(at)
+            try:
+                check(ctx, dut, expected, places)
+            except AssertionError:
+                print(step, at, expected)
+                raise
+            if expected.get("i_ready"):
+                command = None
+            faulted = 0 if at.clear else faulted + bool(faulted or expected.get("fault"))
+            for name in expected:
+                seen[name] = seen.get(name, 0) + (expected[name] not in (None, False))
+            if expected.get("fault"):
+                name = f"fault {expected['fault'][0].name}"
+                seen[name] = seen.get(name, 0) + 1
+            await ctx.tick()
+
+    simulate(dut, bench)
+    print(seen)
+    wanted = {"take", "commit", "retire", "offer", "job_done", "fault OPCODE", "fault RING", "fault FIELD"}
+    assert all(seen.get(name, 0) > 5 for name in wanted), seen
+    assert engine != Engine.LOAD or seen["configure"] > 20
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_every_field_is_checked(engine: Engine) -> None:
+    """One command for each bad field, and good ones at the limits; decode answers in the cycle after the transfer."""
+    dut = IssueUnit(CONFIG, engine)
+
+    async def bench(ctx):
+        ctx.set(dut.engine_idle, 1)
+        ctx.set(dut.o.ready, 1)
+        if engine == Engine.LOAD:
+            ctx.set(dut.configure.drained, 1)
+        for opcode in range(256):
+            if opcode not in LEGAL_OPCODES[engine]:
+                cases = [({}, Fault.OPCODE)]
+            else:
+                good = GOOD[Opcode(opcode)]
+                cases = [(good, Fault.NONE)]
+                cases += [(good | change, Fault.FIELD) for change in BAD.get(Opcode(opcode), [])]
+                cases += [(good | change, Fault.NONE) for change in FINE.get(Opcode(opcode), [])]
+            for body, verdict in cases:
+                ctx.set(dut.i.payload.command, encode(opcode, [], body))
+                ctx.set(dut.i.payload.index, 77)
+                ctx.set(dut.i.valid, 1)
+                assert ctx.get(dut.i.ready)
+                await ctx.tick()
+                ctx.set(dut.i.valid, 0)
+                assert ctx.get(dut.fault.valid) == (verdict != Fault.NONE), (opcode, body)
+                assert ctx.get(dut.fault.report.code) == verdict
+                await ctx.tick()
+                if verdict != Fault.NONE:
+                    assert not ctx.get(dut.i.ready)
+                    ctx.set(dut.clear, 1)
+                await ctx.tick()
+                ctx.set(dut.clear, 0)
+
+    simulate(dut, bench)
+
+
+def test_cost_of_commands() -> None:
+    """3 + 2k cycles each when nothing waits."""
+    dut = IssueUnit(CONFIG, Engine.COMPUTE)
+
+    async def bench(ctx):
+        ctx.set(dut.o.ready, 1)
+        ctx.set(dut.i.valid, 1)
+        ctx.set(dut.rings.ready, 1)
+        operand = {"ring": 1, "cursor": 0, "need": 1, "advance": 1}
+        for k in range(6):
+            ctx.set(dut.i.payload.command, encode(Opcode.CONVOLVE, [operand] * k, GOOD[Opcode.CONVOLVE]))
+            cycles = 0
+            while True:
+                taken = ctx.get(dut.i.ready)
+                if taken and cycles:
+                    break
+                cycles += 1
+                await ctx.tick()
+            assert cycles == 3 + 2 * k
+
+    simulate(dut, bench)
+
+
+def test_three_engines_through_rings() -> None:
+    """Load fills, compute rewrites, store empties: every slot is used in order, and never before it is there."""
+    print(f"RONDO_SEED={SEED}")
+    rng = random.Random(SEED)
+    rings = RingFile(CONFIG)
+    units = [IssueUnit(CONFIG, engine) for engine in Engine]
+
+    def build() -> Module:
+        m = Module()
+        m.submodules.rings = rings
+        for engine, unit in zip(Engine, units, strict=True):
+            m.submodules[f"issue_{engine.name.lower()}"] = unit
+            wiring.connect(m, unit.rings, getattr(rings, f"port_{int(engine)}"))
+        wiring.connect(m, units[0].configure, rings.configure)
+        return m
+
+    tiles = 40
+    slots = {0: 3, 1: 2, 2: 4}
+    # Ring 0: load to compute; ring 1: compute to store; ring 2: semaphore from store to load.
+    configures = [
+        {"ring": r, "slots": n, "slot_bytes": size, "ring_bytes": n * size, "base": 256 * r, "consumer_mask": 1,
+         "follows": [4] * 4, "drained_mask": 7}
+        for (r, n), size in zip(slots.items(), (16, 8, 0), strict=True)
+    ]  # fmt: skip
+
+    def one(ring: int, cursor: int) -> Values:
+        return {"ring": ring, "cursor": cursor, "need": 1, "advance": 1}
+
+    load = encode(Opcode.LOAD, [one(0, PRODUCER)], GOOD[Opcode.LOAD])
+    wait = encode(Opcode.WAIT, [one(2, 0)])
+    programs = [
+        [encode(Opcode.RING_CONFIGURE, [], body) for body in configures]
+        + [load] * 5
+        + [wait, load] * (tiles - 5)
+        + [wait] * 5
+        + [encode(Opcode.RING_CONFIGURE, [], configures[0]), encode(Opcode.END, [])],
+        [encode(Opcode.CONVOLVE, [one(0, 0), UNUSED, UNUSED, UNUSED, one(1, PRODUCER)], GOOD[Opcode.CONVOLVE])] * tiles
+        + [encode(Opcode.END, [])],
+        [encode(Opcode.STORE, [one(1, 0), one(2, PRODUCER)], GOOD[Opcode.STORE])] * tiles + [encode(Opcode.END, [])],
+    ]
+    log: list[tuple[str, int, int]] = []  # take or commit, ring, cursor
+    retired: list[list[int]] = [[], [], []]
+    done = [0, 0, 0]
+
+    def engine_bench(number: int) -> typing.Callable[..., typing.Any]:
+        unit, program = units[number], programs[number]
+
+        async def bench(ctx):
+            position, queue, _commits, timer = 0, [], [], 0
+            if number:  # the host starts all three; the others must not run before the rings exist
+                for _ in range(40):
+                    await ctx.tick()
+            while not done[number]:
+                ctx.set(unit.i.valid, position < len(program) and rng.random() < 0.8)
+                if position < len(program):
+                    ctx.set(unit.i.payload.command, program[position])
+                    ctx.set(unit.i.payload.index, position)
+                ctx.set(unit.o.ready, len(queue) < 3 and rng.random() < 0.6)
+                ctx.set(unit.engine_commit.valid, 0)
+                ctx.set(unit.engine_retire.valid, 0)
+                ctx.set(unit.engine_idle, not queue)
+                timer += 1
+                if queue and timer > 6:
+                    index, places = queue[0]
+                    ring, cursor, advance = places.pop(0)
+                    ctx.set(unit.engine_commit.valid, 1)
+                    for name, value in (("ring", ring), ("cursor", cursor), ("advance", advance)):
+                        ctx.set(getattr(unit.engine_commit, name), value)
+                    if not places:
+                        ctx.set(unit.engine_retire.valid, 1)
+                        ctx.set(unit.engine_retire.index, index)
+                        queue.pop(0)
+                        timer = rng.randrange(6)
+                accept = ctx.get(unit.i.ready) and ctx.get(unit.i.valid)
+                issue = ctx.get(unit.o.ready) and ctx.get(unit.o.valid)
+                if issue:
+                    payload = ctx.get(unit.o.payload)
+                    used = [place for place in payload.operand if place.cursor != NONE]
+                    queue.append((payload.index, [(p.ring, p.cursor, p.advance) for p in used]))
+                    for place in used:
+                        number_of = sum(entry == ("start", place.ring, place.cursor) for entry in log)
+                        log.append(("start", place.ring, place.cursor))
+                        if place.ring_bytes:
+                            assert place.base == 256 * place.ring
+                            slot_bytes = place.ring_bytes // slots[place.ring]
+                            assert place.start == number_of % slots[place.ring] * slot_bytes
+                assert not ctx.get(unit.fault.valid)
+                if ctx.get(unit.rings.commit):
+                    log.append(("commit", ctx.get(unit.rings.commit_ring), ctx.get(unit.rings.commit_cursor)))
+                if ctx.get(unit.retire.valid):
+                    retired[number].append(ctx.get(unit.retire.index))
+                done[number] = ctx.get(unit.job_done)
+                await ctx.tick()
+                position += accept
+
+        return bench
+
+    rtlil.convert(build(), ports=[units[0].idle])
+    simulate(build(), *(engine_bench(number) for number in range(3)))
+
+    for number, program in enumerate(programs):
+        assert retired[number] == sorted(set(retired[number]))
+        assert retired[number][-1] == len(program) - 1
+    for ring, count in slots.items():
+        filled = passed = started = 0
+        for what, of, cursor in log:
+            if of == ring:
+                filled += (what, cursor) == ("commit", PRODUCER)
+                passed += (what, cursor) == ("commit", 0)
+                started += (what, cursor) == ("start", 0)
+                assert passed <= filled <= passed + count
+                assert started <= filled
+        assert filled == passed == tiles
