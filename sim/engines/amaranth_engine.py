@@ -42,6 +42,7 @@ class AmaranthDevice:
         self._cycle = 0
         self._retirements: list[Retirement] = []
         self._request: typing.Callable[[typing.Any], typing.Awaitable[None]] | None = None
+        self._broken = False
         self._simulator = Simulator(self._system)
         self._simulator.add_clock(CLOCK_PERIOD)
         self._simulator.add_process(self._serve_memory)
@@ -85,10 +86,13 @@ class AmaranthDevice:
             await ctx.delay(1e-15)
 
     def _run(self, request: typing.Callable[[typing.Any], typing.Awaitable[None]]) -> None:
+        if self._broken:
+            raise EngineError("the simulation was broken off; open the device again")
         self._request = request
+        self._broken = True  # an exception leaves the simulator in the middle of a step
         while self._request is not None:
-            if not self._simulator.advance():
-                raise EngineError("the simulation was broken off; open the device again")
+            self._simulator.advance()
+        self._broken = False
 
     # --- Device ---
 

@@ -138,7 +138,18 @@ def test_random(count: int, consumers: int) -> None:
     ports = [dut.port_0, dut.port_1, dut.port_2]
     rings = [Ring() for _ in range(count)]
     taken: list[list[tuple[int, int, int]]] = [[], [], []]  # of each engine: what it has to commit
-    seen = {"ready": 0, "wait": 0, "illegal": 0, "drained": 0, "take": 0, "three": 0, "same": 0, "both": 0, "wrap": 0}
+    seen = {
+        "ready": 0,
+        "wait": 0,
+        "illegal": 0,
+        "drained": 0,
+        "take": 0,
+        "three": 0,
+        "same": 0,
+        "both": 0,
+        "wrap": 0,
+        "unconfigured": 0,
+    }
 
     def operand(engine: int) -> tuple[int, int, int, int]:
         own = [
@@ -181,12 +192,16 @@ def test_random(count: int, consumers: int) -> None:
                     ctx.set(getattr(port, name), value)
                 ring = rings[r] if r < count else Ring()
                 position = ring.cursor(code)
-                illegal = code != NONE and (
-                    not ring.slots or position is None or need > ring.slots or advance > ring.slots
-                )
+                exists = r < count and (code == PRODUCER or code < consumers)
+                illegal = code != NONE and not exists
+                if exists and ring.slots:
+                    illegal = position is None or need > ring.slots or advance > ring.slots
                 take = False
                 assert ctx.get(port.illegal) == illegal, (step, r, code, need, advance, ring)
-                if not illegal and code != NONE:
+                if not illegal and code != NONE and not ring.slots:
+                    assert not ctx.get(port.ready)
+                    seen["unconfigured"] += 1
+                elif not illegal and code != NONE:
                     ready = need <= ring.available(code)
                     assert ctx.get(port.ready) == ready
                     assert ctx.get(port.base) == ring.base

@@ -282,12 +282,12 @@ def test_build_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sim.verilator, "_compile", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sim.verilator.build_library(load_config("tiny", {"dram.bytes": 1 << 20}), Mute)
+        sim.verilator.build_library(load_config("tiny", {"dma.bus_bits": 64}), Mute)
     assert sorted(cache.rglob("*")) == before
 
 
 def test_builds_at_once() -> None:
-    config = load_config("tiny", {"dram.bytes": 1 << 20})
+    config = load_config("tiny", {"dma.bus_bits": 64})
     found: list[pathlib.Path] = []
     threads = [threading.Thread(target=lambda: found.append(sim.verilator.build_library(config, Mute))) for _ in "12"]
     for thread in threads:
