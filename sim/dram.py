@@ -10,6 +10,8 @@ Nothing here holds data: a write beat goes to the bytes when it is accepted, a r
 What passes along are *accesses*, whose times ``AccessTiming`` works out in the cycle in which they enter.
 """
 
+import typing
+
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -38,7 +40,7 @@ def _timed_access(config: NpuConfig) -> data.StructLayout:
     return data.StructLayout({"access": _access(config), "time": TIME_BITS})
 
 
-def _queue(m: Module, name: str, layout: data.StructLayout, depth: int) -> tuple[stream.Interface, stream.Interface]:
+def _queue(m: Module, name: str, layout: data.StructLayout, depth: int) -> tuple[typing.Any, stream.Interface]:
     """Input and output of a queue; an entry written in a cycle is there in the next."""
     queue = fifo.SyncFIFO(width=layout.size, depth=depth)
     m.submodules[name] = queue

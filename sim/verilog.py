@@ -3,7 +3,9 @@
 Simulators run the optimised text up to twice as fast as Amaranth's own; synthesis takes either.
 """
 
+import itertools
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,6 +61,31 @@ def run_yosys(script: str, directory: pathlib.Path) -> None:
         raise VerilogError(f"Yosys failed: {lines[-1]}")
 
 
+_CLEARED = re.compile(
+    r"^  initial begin\n"
+    r"    (?P<name>\S+) \[0\] = (?P<zero>\d+'[dh]0+);\n"
+    r"(?:    (?P=name) \[\d+\] = (?P=zero);\n)*"
+    r"  end\n",
+    re.MULTILINE,
+)
+
+
+def _loop_over_cleared_memories(verilog: str) -> str:
+    """Yosys clears each word of a memory by its own line, which is most of the text of a design with SRAMs."""
+
+    numbers = itertools.count()
+
+    def loop(match: re.Match[str]) -> str:
+        words = match[0].count("\n") - 2
+        name, number = match["name"], next(numbers)
+        return (
+            f"  initial begin : clear_{number}\n    integer i;\n"
+            f"    for (i = 0; i < {words}; i = i + 1)\n      {name} [i] = {match['zero']};\n  end\n"
+        )
+
+    return _CLEARED.sub(loop, verilog)
+
+
 def generate(component: wiring.Component, name: str) -> str:
     """Verilog of a component as module ``name``; the same component gives the same text.
 
@@ -73,4 +100,4 @@ def generate(component: wiring.Component, name: str) -> str:
         verilog = (directory / "out.v").read_text(encoding="utf-8")
     # Yosys heads the file with its version.
     body = verilog.partition("*/\n")[2] if verilog.startswith("/*") else verilog
-    return BANNER + body
+    return BANNER + _loop_over_cleared_memories(body)

@@ -78,7 +78,7 @@ def test_random_transfers(bus_bits: int, shape: int) -> None:
     unit = bench(config, rng, behaviour, grant=(1.0, 0.7, 0.5)[shape], offer=(1.0, 0.3, 1.0)[shape])
     transfers = in_buffer(
         random_transfers(
-            config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 25, BUFFER[1], longest=(700, 60, 300)[shape]
+            config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 15, BUFFER[1], longest=(700, 60, 300)[shape]
         )
     )
     expected = bytearray(unit.scratchpad)
@@ -194,7 +194,7 @@ def test_timing(bus_bits: int, latency: int, settings: dict[str, object]) -> Non
     rng = random.Random(f"{SEED} {bus_bits} {latency}")
     unit = bench(config, rng, AxiBehaviour(latency=(latency, latency)))
     transfers = in_buffer(
-        random_transfers(config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 30, BUFFER[1], longest=400)
+        random_transfers(config, rng, [Opcode.LOAD, Opcode.LOAD, Opcode.FILL], 20, BUFFER[1], longest=400)
     )
     expected = predict(config, transfers, latency)
     unit.run(transfers, deadline=100000)

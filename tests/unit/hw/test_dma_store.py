@@ -76,7 +76,7 @@ def test_random_transfers(bus_bits: int, shape: int) -> None:
         AxiBehaviour(latency=(5, 50), ready=0.8, valid=0.9),
     )[shape]
     unit = bench(config, rng, behaviour, grant=(1.0, 0.7, 0.5)[shape], offer=(1.0, 0.3, 1.0)[shape])
-    transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 25, BUFFER[1], longest=(500, 60, 200)[shape]))
+    transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 15, BUFFER[1], longest=(500, 60, 200)[shape]))
     expected = bytearray(unit.memory.data)
     apply(transfers, expected, unit.scratchpad)
     unit.run(transfers, deadline=60000)
@@ -177,7 +177,7 @@ def test_timing(bus_bits: int, latency: int, settings: dict[str, object]) -> Non
     config = small(bus_bits, **settings)
     rng = random.Random(f"{SEED} {bus_bits} {latency}")
     unit = bench(config, rng, AxiBehaviour(latency=(latency, latency)))
-    transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 30, BUFFER[1], longest=400))
+    transfers = in_buffer(random_transfers(config, rng, [Opcode.STORE], 20, BUFFER[1], longest=400))
     expected = predict(config, transfers, latency)
     unit.run(transfers, deadline=100000)
     assert unit.accepted() == expected["accepted"]

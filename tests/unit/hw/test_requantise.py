@@ -41,7 +41,8 @@ def expected(value: int, multiplier: int, shift: int) -> int:
 def test_against_numerics():
     dut = Requantise(LANES)
     rtlil.convert(dut)
-    lines = [cases()[start : start + LANES] for start in range(0, len(cases()), LANES)]
+    every = cases()
+    lines = [every[start : start + LANES] for start in range(0, len(every), LANES)]
     wanted = [[expected(*case) for case in line] for line in lines]
 
     def lanes(values: list[int], bits: int) -> int:

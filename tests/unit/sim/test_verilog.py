@@ -51,6 +51,12 @@ def test_port_names_of_a_bus() -> None:
         assert re.search(rf"^ *{kind} (\[\d+:0\] )?axi_{name};", text, re.MULTILINE), name
 
 
+def test_cleared_memories_are_loops() -> None:
+    text = generate(Dram(load_config("tiny")), "dram")
+    assert re.search(r"for \(i = 0; i < 64; i = i \+ 1\)\s+\\returning.storage \[i\] = \d+'[dh]0+;", text)
+    assert not re.search(r"^ *\\\S+ \[1\] = ", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("preset", ["tiny", "edge"])
 def test_same_text_and_clean(preset: str, tmp_path: pathlib.Path) -> None:
     text = generate(Dram(load_config(preset)), "system")
