@@ -109,7 +109,10 @@ class LineWalker(wiring.Component):
             self.last.eq(last_column & (row + 1 == self.rows)),
         ]
         with m.If(self.step):
-            m.d.sync += [column.eq(column + 1), self.offset.eq(wrap(self.offset + self._config.array.n, self.ring_bytes))]
+            m.d.sync += [
+                column.eq(column + 1),
+                self.offset.eq(wrap(self.offset + self._config.array.n, self.ring_bytes)),
+            ]
             with m.If(last_column):
                 m.d.sync += [column.eq(0), row.eq(row + 1), row_start.eq(next_row), self.offset.eq(next_row)]
         with m.If(self.load):

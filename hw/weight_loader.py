@@ -260,7 +260,11 @@ class WeightLoader(wiring.Component):
         # Table words.
         table_line = Signal(n * 8)
         word = Signal(range(TABLE_WORDS))
-        m.d.comb += [self.table.valid.eq(words_left != 0), self.table.word.eq(word), self.table.data.eq(table_line[:32])]
+        m.d.comb += [
+            self.table.valid.eq(words_left != 0),
+            self.table.word.eq(word),
+            self.table.data.eq(table_line[:32]),
+        ]
         with m.If(words_left != 0):
             m.d.sync += [words_left.eq(words_left - 1), table_line.eq(table_line >> 32), word.eq(word + 1)]
             with m.If(word == TABLE_WORDS - 1):

@@ -147,9 +147,7 @@ class Window(wiring.Component):
         next_tile_y = Signal(coordinate)
         m.d.comb += [
             next_tile_x.eq(Mux(last_tap_x, context.x_origin, tile_x + context.dilation_x)),
-            next_tile_y.eq(
-                Mux(last_tap_x, Mux(last_tap_y, context.y_origin, tile_y + context.dilation_y), tile_y)
-            ),
+            next_tile_y.eq(Mux(last_tap_x, Mux(last_tap_y, context.y_origin, tile_y + context.dilation_y), tile_y)),
         ]
         with m.If(walking & products_ready):
             m.d.sync += [column.eq(column + 1), index.eq(index + 1), x.eq(x + context.stride_x)]

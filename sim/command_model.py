@@ -129,9 +129,7 @@ def convolve(
         total = np.zeros_like(values)
         for name, input_values in (("a", values), ("b", other)):
             raised = (input_values - _signed(f[f"add_zero_point_{name}"], 8)) << numerics.ADD_LEFT_SHIFT
-            total = total + _scale(
-                raised, _signed(f[f"add_multiplier_{name}"], 32), _signed(f[f"add_shift_{name}"], 8)
-            )
+            total = total + _scale(raised, _signed(f[f"add_multiplier_{name}"], 32), _signed(f[f"add_shift_{name}"], 8))
         values = _scale(_int32(total), _signed(f["add_multiplier_out"], 32), _signed(f["add_shift_out"], 8))
         values = np.clip(values + _signed(f["add_zero_point_out"], 8), numerics.INT8_MIN, numerics.INT8_MAX)
     _Operand(operands[ComputeOperand.OUTPUT], scratchpad).write(oy * f["out_row_stride"] + ox * n, values)

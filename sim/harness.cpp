@@ -31,7 +31,6 @@ struct Device {
         context.randReset(0);
         top = std::make_unique<Vsystem>(&context, "system");
         top->clk = 0;
-        top->rst = 0;
         top->eval();
     }
 

@@ -36,7 +36,7 @@ SOURCES = (
     "sim/dram*.py",
     "sim/memory.py",
     "sim/system.py",
-    "sim/verilog.py",
+    "sim/verilog*.py",
     "sim/verilator.py",
     "sim/harness.cpp",
 )
@@ -274,7 +274,7 @@ def build_library(
     else:
         system = System(config, initiator(config))
     try:
-        verilog = generate(system, "system")
+        verilog = generate(system, "system", reset=False)
     except VerilogError as error:
         raise EngineError(str(error)) from None
     macros = _macros(config, system.has_registers, system.has_interrupt, system.retire_ports)

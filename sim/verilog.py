@@ -11,9 +11,11 @@ import sys
 import tempfile
 
 from amaranth.back import rtlil
-from amaranth.hdl import Value
+from amaranth.hdl import ClockDomain, Value
 from amaranth.hdl._ir import PortDirection  # no public way to name ports
 from amaranth.lib import wiring
+
+from sim.verilog_banks import BANK_VERILOG, BankPlatform
 
 SCRIPT = (
     "proc",
@@ -86,13 +88,17 @@ def _loop_over_cleared_memories(verilog: str) -> str:
     return _CLEARED.sub(loop, verilog)
 
 
-def generate(component: wiring.Component, name: str) -> str:
+def generate(component: wiring.Component, name: str, *, reset: bool = True) -> str:
     """Verilog of a component as module ``name``; the same component gives the same text.
 
     Clock and reset are ``clk`` and ``rst`` (synchronous, active high). Registers also have initial values, so a
-    simulation need not assert ``rst``.
+    simulation need not assert ``rst``; with ``reset`` false there is none, which makes a simulation faster.
     """
-    text = rtlil.convert(component, name=name, ports=_ports(component), emit_src=False)
+
+    def domain(clock: str) -> ClockDomain:
+        return ClockDomain(clock, reset_less=not reset)
+
+    text = rtlil.convert(component, platform=BankPlatform(), name=name, ports=_ports(component), emit_src=False, missing_domain=domain)
     with tempfile.TemporaryDirectory(prefix="rondo-verilog-") as folder:
         directory = pathlib.Path(folder)
         (directory / "in.il").write_text(text, encoding="utf-8")
@@ -100,4 +106,5 @@ def generate(component: wiring.Component, name: str) -> str:
         verilog = (directory / "out.v").read_text(encoding="utf-8")
     # Yosys heads the file with its version.
     body = verilog.partition("*/\n")[2] if verilog.startswith("/*") else verilog
-    return BANNER + _loop_over_cleared_memories(body)
+    banks = BANK_VERILOG if "rondo_bank" in body else ""
+    return BANNER + _loop_over_cleared_memories(body) + banks

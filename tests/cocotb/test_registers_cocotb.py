@@ -25,4 +25,4 @@ def test_registers(simulator: str, tmp_path: pathlib.Path, monkeypatch: pytest.M
     print(f"RONDO_SEED={seed}")
     for patience in ("1.0", "0.4"):
         environment = {"RONDO_SEED": seed, "RONDO_PATIENCE": patience, "RONDO_HASH": str(config.hash)}
-        runner.run(BENCH, environment, f"results_{patience}")
+        assert runner.run(BENCH, environment, f"results_{patience}") == 4

@@ -1,6 +1,7 @@
 """The compute engine against the NumPy model of CONVOLVE, and against its timing page to the cycle."""
 
 import dataclasses
+import functools
 import os
 import random
 import typing
@@ -108,8 +109,12 @@ class Builder:
         for name in ("a", "b", "out"):
             extreme = r.random() < 0.15
             f[f"add_zero_point_{name}"] = r.randint(-128, 127)
-            f[f"add_multiplier_{name}"] = r.randint(-1 << 31, (1 << 31) - 1) if extreme else r.randint(1 << 30, (1 << 31) - 1)
-            f[f"add_shift_{name}"] = r.randint(-31, 30) if extreme else (r.randint(-18, -14) if name == "out" else r.randint(-3, 0))
+            f[f"add_multiplier_{name}"] = (
+                r.randint(-1 << 31, (1 << 31) - 1) if extreme else r.randint(1 << 30, (1 << 31) - 1)
+            )
+            f[f"add_shift_{name}"] = (
+                r.randint(-31, 30) if extreme else (r.randint(-18, -14) if name == "out" else r.randint(-3, 0))
+            )
         command = Command(f, [], len(self.commands) * 3 + 5)
         unused = {"ring": 0, "cursor": Cursor.NONE.value, "advance": 0, "base": 0, "start": 0, "ring_bytes": 0}
         places = command.places
@@ -117,7 +122,11 @@ class Builder:
 
         def operand(which: ComputeOperand, least: int) -> dict[str, int]:
             cursor = Cursor.PRODUCER.value if which is ComputeOperand.OUTPUT else r.choice((0, 1, 2, 3, 7))
-            places[which] = self.ring(least) | {"ring": r.randrange(16), "cursor": cursor, "advance": r.randrange(1 << 14)}
+            places[which] = self.ring(least) | {
+                "ring": r.randrange(16),
+                "cursor": cursor,
+                "advance": r.randrange(1 << 14),
+            }
             return places[which]
 
         block_bytes = f["in_width"] * f["in_pixel_stride"]
@@ -149,7 +158,11 @@ class Builder:
         extreme = r.random() < 0.2
         columns = []
         for _ in range(n):
-            bias = r.choice((-1 << 31, (1 << 31) - 1, r.randint(-1 << 31, (1 << 31) - 1))) if extreme else r.randint(-20000, 20000)
+            bias = (
+                r.choice((-1 << 31, (1 << 31) - 1, r.randint(-1 << 31, (1 << 31) - 1)))
+                if extreme
+                else r.randint(-20000, 20000)
+            )
             multiplier = r.choice((-1 << 31, (1 << 31) - 1, 0)) if extreme else r.randint(1 << 30, (1 << 31) - 1)
             shift = r.randint(-31, 30) if extreme else r.randint(-9, -5)
             columns.append(
@@ -182,6 +195,12 @@ class Record:
     flags: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
 
 
+@functools.cache
+def convert_once(config: NpuConfig) -> None:
+    """Conversion finds a combinational loop, on which the simulator would hang."""
+    rtlil.convert(Compute(config))
+
+
 def run(
     builder: Builder,
     *,
@@ -196,8 +215,8 @@ def run(
     refuses more. ``clear``: waits for idle between commands and clears.
     """
     config = builder.config
+    convert_once(config)
     dut = Compute(config)
-    rtlil.convert(dut)
     memory = bytearray(builder.memory)
     record = Record()
     r = random.Random(SEED + 1)
@@ -316,7 +335,7 @@ def simple(builder: Builder, **fields: int) -> Command:
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize("case", range(3))
 @pytest.mark.parametrize(("busy", "pause"), [(0.0, 0.0), (0.4, 0.0), (0.1, 0.9)])
 def test_random_commands(case, busy, pause):
     builder = Builder(random.Random(f"{SEED} {case} {busy}"))

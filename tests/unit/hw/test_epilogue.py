@@ -35,7 +35,12 @@ class Job:
         self.table = random_numbers.integers(-128, 128, TABLE_BYTES).astype(np.int8)
         self.other = random_numbers.integers(-128, 128, (self.lines, N)).astype(np.int8)
         self.add = numerics.AddParameters.from_scales(
-            r.uniform(0.01, 0.1), r.randint(-30, 30), r.uniform(0.01, 0.1), r.randint(-30, 30), r.uniform(0.05, 0.2), r.randint(-30, 30)
+            r.uniform(0.01, 0.1),
+            r.randint(-30, 30),
+            r.uniform(0.01, 0.1),
+            r.randint(-30, 30),
+            r.uniform(0.05, 0.2),
+            r.randint(-30, 30),
         )
         self.residual, self.load_table = residual, load_table
         stride = self.width * N + N * r.randrange(3)
@@ -178,9 +183,8 @@ def test_time_of_a_command_with_residual():
 
 
 def test_refused_writes_stop_issue_when_the_queue_is_spoken_for():
-    job = Job(random.Random(SEED), 0, 0, 0)
-    while job.lines < 24:
-        job = Job(random.Random(job.lines + SEED), 0, 0, 0) if job.lines % 2 else Job(random.Random(job.lines * 7 + 100 + SEED), 0, 0, 0)
+    r = random.Random(SEED)
+    job = next(job for job in (Job(r, 0, 0, 0) for _ in range(1000)) if job.lines >= 24)
     reads, writes = run([job], refuse_writes=range(1, 40))
     assert reads[:QUEUE] == list(range(1, 1 + QUEUE))
     assert writes == list(range(40, 40 + job.lines))

@@ -13,7 +13,20 @@ from hw.spec import numerics
 
 SEED = int(os.environ.get("RONDO_SEED", "1"))
 LANES = 4
-EXTREMES = (-(1 << 31), -(1 << 31) + 1, -(1 << 30), -2, -1, 0, 1, 2, (1 << 30) - 1, 1 << 30, (1 << 31) - 2, (1 << 31) - 1)
+EXTREMES = (
+    -(1 << 31),
+    -(1 << 31) + 1,
+    -(1 << 30),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    (1 << 30) - 1,
+    1 << 30,
+    (1 << 31) - 2,
+    (1 << 31) - 1,
+)
 
 
 def cases() -> list[tuple[int, int, int]]:
@@ -22,7 +35,9 @@ def cases() -> list[tuple[int, int, int]]:
     result = list(itertools.product(EXTREMES, EXTREMES, (-31, -30, -1, 0, 1, 30)))
     for _ in range(6000):
         value = r.choice((r.choice(EXTREMES), r.randint(-(1 << 31), (1 << 31) - 1), r.randint(-5000, 5000)))
-        multiplier = r.choice((r.choice(EXTREMES), r.randint(1 << 30, (1 << 31) - 1), r.randint(-(1 << 31), (1 << 31) - 1)))
+        multiplier = r.choice(
+            (r.choice(EXTREMES), r.randint(1 << 30, (1 << 31) - 1), r.randint(-(1 << 31), (1 << 31) - 1))
+        )
         result.append((value, multiplier, r.randint(-31, 30)))
     # Halves: products whose rounding falls exactly between two results.
     for shift in range(0, -32, -1):

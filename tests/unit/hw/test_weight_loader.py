@@ -114,15 +114,10 @@ class Bench:
                     self.reads.append(cycle)
                 if ctx.get(dut.weights.valid):
                     row = ctx.get(dut.weights.row)
+                    assert not (swapped and row == 0), "the next tile overtakes the swap"
                     shadow[row] = ctx.get(dut.weights.line).to_bytes(n, "little")
-                    if row == 0:
-                        assert list(shadow) == [0] or not swapped
-                if swapped:  # a swap copies at the end of the next cycle, without what arrives in it
-                    current = dict(shadow)
-                    if ctx.get(dut.weights.valid) and ctx.get(dut.weights.row) == 0:
-                        current = previous  # noqa: F821
-                    self.tiles.append([current[row] for row in range(n)])
-                previous = dict(shadow)  # noqa: F841
+                if swapped:  # the array copies at the end of the cycle after a swap, with what arrives in it
+                    self.tiles.append([shadow[row] for row in range(n)])
                 swapped = bool(swaps)
                 if begins:  # copies at the end of this cycle
                     self.blocks.append([block[row] for row in range(PARAMETER_LINES)])

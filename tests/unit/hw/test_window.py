@@ -39,7 +39,12 @@ def random_context(r: random.Random) -> dict:
 def lines(c: dict) -> list[tuple]:
     """(inside, address or None, index, first of tile, in first tile, last of command) of every line."""
     result = []
-    taps = [(b, ky, kx) for b in range(c["in_blocks"]) for ky in range(c["kernel_height"]) for kx in range(c["kernel_width"])]
+    taps = [
+        (b, ky, kx)
+        for b in range(c["in_blocks"])
+        for ky in range(c["kernel_height"])
+        for kx in range(c["kernel_width"])
+    ]
     for tile, (block, ky, kx) in enumerate(taps):
         for index in range(c["out_rows"] * c["out_width"]):
             oy, ox = divmod(index, c["out_width"])
@@ -79,7 +84,16 @@ def test_lines_and_their_time(give, take):
                 address = line.address if line.inside else None
                 assert line.tag.pad_value == tags[len(seen)]["pad_value"]
                 assert line.tag.input.ring == tags[len(seen)]["input"]["ring"]
-                seen.append((bool(line.inside), address, line.index, bool(line.tile_first), bool(line.command_tile), bool(line.last)))
+                seen.append(
+                    (
+                        bool(line.inside),
+                        address,
+                        line.index,
+                        bool(line.tile_first),
+                        bool(line.command_tile),
+                        bool(line.last),
+                    )
+                )
                 cycles.append(cycle)
             if offered and ctx.get(dut.i.ready):
                 given.append(cycle)
