@@ -1,8 +1,8 @@
 """Accumulator: two halves of N x int32 sums a line; one fills while the other drains.
 
-Sums that are valid in cycle t are added to (or compared with) a line read in cycle t - 1 and written at the end of t; a
-drain read in cycle t + 1 sees them. A line may be added to again two cycles later. Each half has one read port and one write
-port, shared by fill and drain: the protocol of halves keeps them apart. A sum that *clears* reads nothing.
+Sums that are valid in cycle t are added to (or compared with) a line read in cycle t - 1 and written at the end of t;
+a drain read in cycle t + 1 sees them. A line may be added to again two cycles later. Each half has one read port and
+one write port, shared by fill and drain: the protocol of halves keeps them apart. A sum that *clears* reads nothing.
 """
 
 from amaranth.hdl import Module, Mux, Signal

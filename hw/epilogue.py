@@ -9,9 +9,10 @@
                  └──► pass 3: both                                      │
                  └──────────────────────────────────────────────────────┘
 
-Without a residual a line passes once, and a line issues every cycle. With one it passes four times through the same five
-stages and issues at cycles 0 mod 4 from the first: since 5 = 1 mod 4, passes 1, 2, 3 enter at slots 1, 2, 3 mod 4, and no
-two passes meet. The residual is read in the cycle of the sums; if that read is not granted, the slot goes unused.
+Without a residual a line passes once, and a line issues every cycle. With one it passes four times through the same
+five stages and issues at cycles 0 mod 4 from the first: since 5 = 1 mod 4, passes 1, 2, 3 enter at slots 1, 2, 3 mod
+4, and no two passes meet. The residual is read in the cycle of the sums; if that read is not granted, the slot goes
+unused.
 
 A line issues only while fewer than ``QUEUE`` lines are between issue and write, so the queue always has room.
 """
@@ -123,10 +124,10 @@ class LineWalker(wiring.Component):
 class Epilogue(wiring.Component):
     """Works on one command at a time: it *begins* once the half is completed and the parameters are there.
 
-    ``completed`` from the accumulator, one pulse a half, halves in turn; ``drained`` pulses in the cycle in which a half's
-    last line is read. ``begin`` pulses when a command begins (parameters are copied at its end), ``finished`` in the cycle
-    of its last write, with ``commit`` fields ``residual_pass`` and ``output_pass``. ``idle``: between commands.
-    ``refused_residual``, ``refused_output``: an access was not granted.
+    ``completed`` from the accumulator, one pulse a half, halves in turn; ``drained`` pulses in the cycle in which a
+    half's last line is read. ``begin`` pulses when a command begins (parameters are copied at its end), ``finished``
+    in the cycle of its last write, with ``commit`` fields ``residual_pass`` and ``output_pass``. ``idle``: between
+    commands. ``refused_residual``, ``refused_output``: an access was not granted.
     """
 
     def __init__(self, config: NpuConfig):
@@ -251,9 +252,16 @@ class Epilogue(wiring.Component):
         m.d.sync += [stages[stage].eq(stages[stage - 1]) for stage in range(1, 6)]
 
         # --- what waits beside the pipeline for its pass, by parity of its line ---
-        residuals = [[Signal(signed(8), name=f"residual_{p}_{c}", reset_less=True) for c in range(n)] for p in range(2)]
-        values = [[Signal(signed(8), name=f"value_{p}_{c}", reset_less=True) for c in range(n)] for p in range(2)]
-        scaled = [[Signal(signed(32), name=f"scaled_{p}_{c}", reset_less=True) for c in range(n)] for p in range(2)]
+
+        def held_by_parity(name: str, bits: int) -> list[list[Signal]]:
+            return [
+                [Signal(signed(bits), name=f"{name}_{parity}_{c}", reset_less=True) for c in range(n)]
+                for parity in range(2)
+            ]
+
+        residuals = held_by_parity("residual", 8)
+        values = held_by_parity("value", 8)
+        scaled = held_by_parity("scaled", 32)
 
         m.submodules.requantise = requantise = Requantise(n)
         m.d.comb += requantise.valid.eq(first.valid)

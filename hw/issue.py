@@ -9,7 +9,7 @@
 Timing: docs/timing/issue.md.
 """
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -28,10 +28,12 @@ from hw.spec.commands import (
     BASE_REGISTERS,
     BODIES,
     COMMAND,
+    DMA_DATA_OPERAND,
     LEGAL_OPCODES,
     MAX_SLOTS,
     OPERAND,
     OPERANDS,
+    ComputeOperand,
     Cursor,
     Engine,
     Fault,
@@ -246,10 +248,26 @@ class IssueUnit(wiring.Component):
                         without = _State.HOLD if opcode == Opcode.WAIT else _State.OFFER
                         m.d.sync += state.eq(Mux(used.any(), _State.CHECK, without))
                     if BODIES[opcode] is not None:
-                        with m.If(self._bad_body(m, opcode, _body(command, opcode))):
+                        missing = self._missing_operand(opcode, _body(command, opcode), used)
+                        with m.If(self._bad_body(m, opcode, _body(command, opcode)) | missing):
                             m.d.comb += code.eq(Fault.FIELD)
             with m.Default():
                 m.d.comb += code.eq(Fault.OPCODE)
+
+    def _missing_operand(self, opcode: Opcode, body: data.View, used: Signal) -> Value:
+        """Whether an operand is unused that the engine will address."""
+        if opcode == Opcode.RING_CONFIGURE:
+            return Const(0)
+        if opcode != Opcode.CONVOLVE:
+            return ~used[DMA_DATA_OPERAND]
+        last = body.accumulate_last
+        return (
+            ~used[ComputeOperand.INPUT]
+            | (~used[ComputeOperand.WEIGHTS] & (last | ~body.maximum))
+            | (~used[ComputeOperand.TABLE] & last & body.load_table)
+            | (~used[ComputeOperand.RESIDUAL] & last & body.residual)
+            | (~used[ComputeOperand.OUTPUT] & last)
+        )
 
     def _bad_body(self, m: Module, opcode: Opcode, body: data.View) -> Value:
         config = self._config
@@ -283,7 +301,8 @@ class IssueUnit(wiring.Component):
     ) -> None:
         body = _body(command, Opcode.RING_CONFIGURE)
         configure = self.configure
-        m.d.comb += configure.drained_mask.eq(body.drained_mask)
+        # The ring itself too, whatever the mask says: a ring in use never changes its shape.
+        m.d.comb += configure.drained_mask.eq(body.drained_mask | (1 << body.ring[:5]))
         with m.If(self.stop):
             m.d.comb += self.flags.pipeline.eq(1)
             m.d.sync += state.eq(_State.EMPTY)

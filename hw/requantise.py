@@ -6,9 +6,9 @@
             value<<left ─► times          ─► round to the      ─► round to the  ─► result
                            multiplier        doubled high half    right shift
 
-A value a cycle in each lane. What a stage needs is given in the cycle of that stage: ``value`` and ``left`` with ``valid``
-in cycle t, ``multiplier`` in t + 1, ``right`` in t + 3; ``result`` is there in cycle t + 4 only. The left shift wraps in
-32 bits. Both roundings are exact at the extremes: -2^31 times -2^31 saturates.
+A value a cycle in each lane. What a stage needs is given in the cycle of that stage: ``value`` and ``left`` with
+``valid`` in cycle t, ``multiplier`` in t + 1, ``right`` in t + 3; ``result`` is there in cycle t + 4 only. The left
+shift wraps in 32 bits. Both roundings are exact at the extremes: -2^31 times -2^31 saturates.
 """
 
 from amaranth.hdl import Const, Module, Mux, Signal, signed

@@ -9,9 +9,9 @@
 A line *issues* in the cycle in which its read is granted, or at once if it lies outside the bounds; the line is on
 ``feed`` in the next cycle. A read that is not granted is asked again: one bubble a refusal, nothing else.
 
-A line that begins a tile waits for the shadow weights (not with ``maximum``), and issues at the earliest two cycles after
-the line that began the tile before: the accumulator needs that to see its own last write. A line waits while the half it
-adds to still drains.
+A line that begins a tile waits for the shadow weights (not with ``maximum``), and issues at the earliest two cycles
+after the line that began the tile before: the accumulator needs that to see its own last write. A line waits while
+the half it adds to still drains.
 """
 
 from amaranth.hdl import Module, Mux, Signal
@@ -53,9 +53,10 @@ class FeedSignature(wiring.Signature):
 class Streamer(wiring.Component):
     """Streams commands in order, without a gap between tiles or commands whose weights are there.
 
-    Ports besides the obvious: ``shadow_full`` from the weight loader; ``drained``, a pulse from the epilogue in the cycle
-    in which it reads the last line of a half; ``commit_valid`` with ``commit`` in the cycle in which a command's last line
-    issues; ``finished`` in that cycle if no epilogue follows; ``refused`` when a read was not granted.
+    Ports besides the obvious: ``shadow_full`` from the weight loader; ``drained``, a pulse from the epilogue in the
+    cycle in which it reads the last line of a half; ``commit_valid`` with ``commit`` in the cycle in which a
+    command's last line issues; ``finished`` in that cycle if no epilogue follows; ``refused`` when a read was not
+    granted.
     """
 
     def __init__(self, config: NpuConfig):

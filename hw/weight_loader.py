@@ -9,10 +9,10 @@
              shadow    shadow             tables
              weights   parameters
 
-Each part waits until its place is free: shadow weights until they are swapped in, shadow parameters until the epilogue
-has begun the command before, the table until the epilogue has finished everything before. One line is read a cycle; it
-arrives a cycle after its grant. Only a command with ``accumulate_last`` has parameters and perhaps a table; only one
-without ``maximum`` has tiles.
+Each part waits until its place is free: shadow weights until they are swapped in, shadow parameters until the
+epilogue has begun the command before, the table until the epilogue has finished everything before. One line is read a
+cycle; it arrives a cycle after its grant. Only a command with ``accumulate_last`` has parameters and perhaps a table;
+only one without ``maximum`` has tiles.
 """
 
 from amaranth.hdl import Module, Mux, Signal
@@ -76,11 +76,11 @@ class _State(enum.Enum, shape=2):
 class WeightLoader(wiring.Component):
     """Loads for commands in order, one at a time.
 
-    ``shadow_full``: the shadow weights hold the next tile, or will when a swap that issues now takes effect; ``swap`` from
-    the streamer frees them. ``parameters_full``: parameters and table of the next command of the epilogue are there;
-    ``begin`` from the epilogue frees the parameters. ``epilogue_idle``: the epilogue works on nothing. ``commit_weights``
-    and ``commit_table`` pulse, with what they pass, in the cycle of the command's last grant. ``clear`` forgets the cached
-    table. ``refused``: a read was not granted.
+    ``shadow_full``: the shadow weights hold the next tile, or will when a swap that issues now takes effect; ``swap``
+    from the streamer frees them. ``parameters_full``: parameters and table of the next command of the epilogue are
+    there; ``begin`` from the epilogue frees the parameters. ``epilogue_idle``: the epilogue works on nothing.
+    ``commit_weights`` and ``commit_table`` pulse, with what they pass, in the cycle of the command's last grant.
+    ``clear`` forgets the cached table. ``refused``: a read was not granted.
     """
 
     def __init__(self, config: NpuConfig):

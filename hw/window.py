@@ -6,8 +6,8 @@
                 (one line a cycle)  y*row, x*pixel      ring offset
 
 Walks block, kernel row, kernel column (each step one *tile*), then output row, output column, as the CONVOLVE command
-says. A context taken in cycle t gives its first line in cycle t + 4. Contexts that wait are walked without a gap between
-them; every stage holds while the next one is full, and an empty stage never holds the one before.
+says. A context taken in cycle t gives its first line in cycle t + 4. Contexts that wait are walked without a gap
+between them; every stage holds while the next one is full, and an empty stage never holds the one before.
 """
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed

@@ -70,13 +70,13 @@ def convolve(
     command_fields
         Fields of the command's body, signed or in two's complement.
     operands
-        ``base``, ``start`` and ``ring_bytes`` of each of the five operands; those that the command does not use are not
-        looked at.
+        ``base``, ``start`` and ``ring_bytes`` of each of the five operands; those that the command does not use are
+        not looked at.
     scratchpad
         All of it; the output lines are written.
     accumulator
-        Lines of N sums, at least as many as the command has output pixels: one half, the one in use. A chain of commands
-        is given the same array.
+        Lines of N sums, at least as many as the command has output pixels: one half, the one in use. A chain of
+        commands is given the same array.
     """
     n = config.array.n
     f = dict(command_fields)
@@ -129,7 +129,8 @@ def convolve(
         total = np.zeros_like(values)
         for name, input_values in (("a", values), ("b", other)):
             raised = (input_values - _signed(f[f"add_zero_point_{name}"], 8)) << numerics.ADD_LEFT_SHIFT
-            total = total + _scale(raised, _signed(f[f"add_multiplier_{name}"], 32), _signed(f[f"add_shift_{name}"], 8))
+            multiplier, shift = _signed(f[f"add_multiplier_{name}"], 32), _signed(f[f"add_shift_{name}"], 8)
+            total = total + _scale(raised, multiplier, shift)
         values = _scale(_int32(total), _signed(f["add_multiplier_out"], 32), _signed(f["add_shift_out"], 8))
         values = np.clip(values + _signed(f["add_zero_point_out"], 8), numerics.INT8_MIN, numerics.INT8_MAX)
     _Operand(operands[ComputeOperand.OUTPUT], scratchpad).write(oy * f["out_row_stride"] + ox * n, values)

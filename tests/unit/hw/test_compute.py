@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import random
 import typing
@@ -454,7 +455,7 @@ def test_streaming_is_continuous_over_epilogues(pixels):
         simple(builder, out_width=pixels, out_rows=1, kernel_width=3)
     record = run(builder)
     first = record.streamed[::pixels]
-    distances = [b - a for a, b in zip(first, first[1:], strict=False)]
+    distances = [b - a for a, b in itertools.pairwise(first)]
     # The first command finds the parameters free; in those that follow only the second tile is late.
     assert distances == ([pixels] * 3 + [max(pixels, N + 14), pixels, pixels] * 3)[: len(distances)]
 
@@ -465,7 +466,7 @@ def test_small_tiles_take_their_weights_time(pixels):
     simple(builder, out_width=pixels, out_rows=1, kernel_width=3, in_width=8, accumulate_last=0)
     record = run(builder)
     first = record.streamed[::pixels]
-    assert {b - a for a, b in zip(first, first[1:], strict=False)} == {max(pixels, N + 1)}
+    assert {b - a for a, b in itertools.pairwise(first)} == {max(pixels, N + 1)}
 
 
 @pytest.mark.parametrize("pixels", [1, 2, 5])
@@ -474,7 +475,7 @@ def test_maximum_takes_two_cycles_a_tile_at_least(pixels):
     simple(builder, out_width=pixels, out_rows=1, kernel_width=3, in_width=8, maximum=1)
     record = run(builder)
     first = record.streamed[::pixels]
-    assert {b - a for a, b in zip(first, first[1:], strict=False)} == {max(pixels, 2)}
+    assert {b - a for a, b in itertools.pairwise(first)} == {max(pixels, 2)}
 
 
 def test_a_refused_pixel_costs_one_cycle():
@@ -521,7 +522,7 @@ def test_epilogues_follow_each_other_with_eight_cycles_between():
         simple(builder, out_width=8, out_rows=4, in_rows=4)
     record = run(builder)
     first = record.writes[::pixels]
-    assert {b - a for a, b in zip(first, first[1:], strict=False)} == {pixels + 8}
+    assert {b - a for a, b in itertools.pairwise(first)} == {pixels + 8}
 
 
 def test_an_epilogue_overlaps_the_streaming_of_the_next_command():

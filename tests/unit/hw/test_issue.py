@@ -124,6 +124,28 @@ class Inputs(typing.NamedTuple):
     clear: bool
 
 
+def mask_of(body: Values) -> int:
+    """Rings that must be drained: those named, and the ring itself."""
+    return body["drained_mask"] | 1 << body["ring"]
+
+
+def missing_operand(opcode: int, body: Values, used: list[bool]) -> bool:
+    """Whether the engine would address an operand that is not there."""
+    if opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
+        return not used[0]
+    if opcode != Opcode.CONVOLVE:
+        return False
+    last = bool(body.get("accumulate_last"))
+    needed = [
+        True,
+        last or not body.get("maximum"),
+        last and bool(body.get("load_table")),
+        last and bool(body.get("residual")),
+        last,
+    ]
+    return any(need and not there for need, there in zip(needed, used, strict=True))
+
+
 def illegal(ring: int, cursor: int) -> bool:
     return ring >= 5 or cursor in (5, 6)
 
@@ -211,12 +233,12 @@ class Model:
                 at = yield from self.hold(command, operands, at)
             elif command.opcode == Opcode.RING_CONFIGURE:
                 while not at.drained and not at.stop:
-                    at = yield {"flag": "wait_free", "mask": command.body["drained_mask"]}
+                    at = yield {"flag": "wait_free", "mask": mask_of(command.body)}
                 if at.stop:
                     at = yield {"flag": "pipeline"}
                 else:
                     self.due_next = command.index
-                    at = yield {"flag": "pipeline", "mask": command.body["drained_mask"], "configure": command.body}
+                    at = yield {"flag": "pipeline", "mask": mask_of(command.body), "configure": command.body}
             else:
                 while True:
                     accepted = at.o_ready
@@ -275,11 +297,22 @@ def random_command(rng: random.Random, engine: Engine, index: int, places: list[
         }
         if rng.random() < 0.5:
             operand["cursor"] = NONE
-        elif rng.random() < 0.01:
+        elif rng.random() < 0.03:
             operand |= rng.choice([{"cursor": 5}, {"cursor": 6}, {"ring": 5}, {"ring": 63}])
         elif rng.random() < 0.01:
             operand["offset"] = rng.choice([places[ring].ring_bytes + 1, (1 << 26) - 1])
         operands.append(operand)
+    for bit in ("accumulate_last", "maximum", "load_table", "residual"):
+        if opcode == Opcode.CONVOLVE and rng.random() < 0.2:
+            body[bit] = 1
+    used = [operand["cursor"] != NONE for operand in operands]
+    if verdict == Fault.NONE and missing_operand(opcode, body, used):
+        if rng.random() < 0.03:
+            verdict = Fault.FIELD
+        else:
+            for operand in operands:
+                if operand["cursor"] == NONE:
+                    operand["cursor"] = rng.choice([0, 1, 2, 3, PRODUCER])
     return Command(opcode, index, operands, body, verdict)
 
 
@@ -446,6 +479,7 @@ def test_every_field_is_checked(engine: Engine) -> None:
     async def bench(ctx):
         ctx.set(dut.engine_idle, 1)
         ctx.set(dut.o.ready, 1)
+        ctx.set(dut.rings.ready, 1)
         if engine == Engine.LOAD:
             ctx.set(dut.configure.drained, 1)
         for opcode in range(256):
@@ -456,8 +490,9 @@ def test_every_field_is_checked(engine: Engine) -> None:
                 cases = [(good, Fault.NONE)]
                 cases += [(good | change, Fault.FIELD) for change in BAD.get(Opcode(opcode), [])]
                 cases += [(good | change, Fault.NONE) for change in FINE.get(Opcode(opcode), [])]
+            there = {"ring": 1, "cursor": 0, "need": 0, "advance": 0}
             for body, verdict in cases:
-                ctx.set(dut.i.payload.command, encode(opcode, [], body))
+                ctx.set(dut.i.payload.command, encode(opcode, [there, there], body))
                 ctx.set(dut.i.payload.index, 77)
                 ctx.set(dut.i.valid, 1)
                 assert ctx.get(dut.i.ready)
@@ -465,12 +500,39 @@ def test_every_field_is_checked(engine: Engine) -> None:
                 ctx.set(dut.i.valid, 0)
                 assert ctx.get(dut.fault.valid) == (verdict != Fault.NONE), (opcode, body)
                 assert ctx.get(dut.fault.report.code) == verdict
-                await ctx.tick()
+                await ctx.tick().repeat(6)
                 if verdict != Fault.NONE:
                     assert not ctx.get(dut.i.ready)
                     ctx.set(dut.clear, 1)
                 await ctx.tick()
                 ctx.set(dut.clear, 0)
+
+    simulate(dut, bench)
+
+
+@pytest.mark.parametrize("engine", [Engine.LOAD, Engine.COMPUTE, Engine.STORE])
+def test_a_command_without_an_operand_it_needs_is_refused(engine: Engine) -> None:
+    dut = IssueUnit(CONFIG, engine)
+    there = {"ring": 1, "cursor": 0, "need": 0, "advance": 0}
+    flags = [{"accumulate_last": last, "maximum": maximum} for last in (0, 1) for maximum in (0, 1)]
+    flags += [{"accumulate_last": 1, name: 1} for name in ("load_table", "residual")]
+
+    async def bench(ctx):
+        for opcode in LEGAL_OPCODES[engine]:
+            for extra in flags if opcode == Opcode.CONVOLVE else [{}]:
+                for used in range(32):
+                    present = [bool(used >> k & 1) for k in range(5)]
+                    body = GOOD[opcode] | extra
+                    ctx.set(
+                        dut.i.payload.command, encode(opcode, [there if use else UNUSED for use in present], body)
+                    )
+                    ctx.set(dut.i.valid, 1)
+                    await ctx.tick()
+                    ctx.set(dut.i.valid, 0)
+                    assert ctx.get(dut.fault.valid) == missing_operand(opcode, body, present), (opcode, extra, present)
+                    ctx.set(dut.clear, 1)
+                    await ctx.tick()
+                    ctx.set(dut.clear, 0)
 
     simulate(dut, bench)
 
@@ -484,7 +546,7 @@ def test_cost_of_commands() -> None:
         ctx.set(dut.i.valid, 1)
         ctx.set(dut.rings.ready, 1)
         operand = {"ring": 1, "cursor": 0, "need": 1, "advance": 1}
-        for k in range(6):
+        for k in range(2, 6):
             ctx.set(dut.i.payload.command, encode(Opcode.CONVOLVE, [operand] * k, GOOD[Opcode.CONVOLVE]))
             cycles = 0
             while True:
@@ -534,7 +596,7 @@ def test_three_engines_through_rings() -> None:
         + [wait, load] * (tiles - 5)
         + [wait] * 5
         + [encode(Opcode.RING_CONFIGURE, [], configures[0]), encode(Opcode.END, [])],
-        [encode(Opcode.CONVOLVE, [one(0, 0), UNUSED, UNUSED, UNUSED, one(1, PRODUCER)], GOOD[Opcode.CONVOLVE])] * tiles
+        [encode(Opcode.CONVOLVE, [one(0, 0), UNUSED, UNUSED, UNUSED, one(1, PRODUCER)], GOOD[Opcode.CONVOLVE] | {"maximum": 1})] * tiles
         + [encode(Opcode.END, [])],
         [encode(Opcode.STORE, [one(1, 0), one(2, PRODUCER)], GOOD[Opcode.STORE])] * tiles + [encode(Opcode.END, [])],
     ]

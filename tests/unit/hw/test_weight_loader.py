@@ -1,6 +1,7 @@
 """The weight loader: what it writes where, in which order, when; with array and epilogue played by the test."""
 
 import dataclasses
+import itertools
 import os
 import random
 
@@ -66,14 +67,16 @@ class Bench:
         tiles = [[r.randbytes(n) for _ in range(n)] for _ in range(count)]
         parameters = [r.randbytes(n) for _ in range(PARAMETER_LINES)] if context["accumulate_last"] else []
         table = random.Random(context["table_tag"]).randbytes(TABLE_BYTES)
-        context["weights_place"] = self.place(b"".join(parameters + sum(tiles, [])) or bytes(n))
+        context["weights_place"] = self.place(
+            b"".join(parameters + [line for tile in tiles for line in tile]) or bytes(n)
+        )
         context["table_place"] = self.place(table)
         context["weights"] = {"ring": 1, "cursor": 0, "advance": len(self.loads)}
         context["table"] = {"ring": 2, "cursor": 0, "advance": len(self.loads)}
         self.loads.append(Load(context, tiles, parameters, table))
 
     def run(self, *, busy: float = 0.0, hurry: float = 1.0, epilogue_cycles: int = 0) -> None:
-        """``hurry``: how soon tiles are swapped and parameters begun; the epilogue is busy for some cycles after each."""
+        """``hurry``: how soon tiles are swapped and parameters begun; then the epilogue is busy for some cycles."""
         dut = WeightLoader(self.config)
         rtlil.convert(dut)
         r, n = self.random, self.n
@@ -181,7 +184,7 @@ def test_time_of_tiles():
     bench.run()
     n = config.array.n
     assert bench.reads[:n] == list(range(bench.accepted[0] + 1, bench.accepted[0] + 1 + n))
-    distances = {b - a for a, b in zip(bench.swaps, bench.swaps[1:], strict=False)}
+    distances = {b - a for a, b in itertools.pairwise(bench.swaps)}
     assert distances == {n + 1}
 
 

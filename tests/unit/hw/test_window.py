@@ -23,7 +23,8 @@ def random_context(r: random.Random) -> dict:
     row_stride = blocks * block_stride
     ring_bytes = in_rows * row_stride + r.choice((0, r.randrange(100)))
     return {
-        "out_width": width, "out_rows": r.randint(1, 5), "kernel_width": r.randint(1, 3), "kernel_height": r.randint(1, 3),
+        "out_width": width, "out_rows": r.randint(1, 5),
+        "kernel_width": r.randint(1, 3), "kernel_height": r.randint(1, 3),
         "in_blocks": blocks, "stride_x": r.randint(1, 4), "stride_y": r.randint(1, 4), "dilation_x": r.randint(1, 3),
         "dilation_y": r.randint(1, 3), "x_origin": r.randint(-5, 5), "y_origin": r.randint(-5, 5), "in_width": in_width,
         "in_rows": in_rows, "pixel_stride": pixel_stride, "row_stride": row_stride, "block_stride": block_stride,
