@@ -7,8 +7,8 @@
                           └───────► line ─────────────────► line, sign-extended (maximum)
 
 A line a cycle; sums follow a valid ``feed`` by three cycles. Weights arrive a line a cycle into *shadow* weights, which
-``feed.swap`` makes *active* all at once: a swap in cycle s counts from the line valid on ``feed`` in cycle s + 1. Shadow
-lines of the next tile may be written from cycle s + 2 on; the last line of this one in cycle s + 1 at the latest.
+``feed.swap`` makes *active* all at once: a swap in cycle s counts from the line valid on ``feed`` in cycle s + 1. Lines
+of the next tile may be written from cycle s + 2 on; the last line of this one in cycle s + 1 at the latest.
 
 Bytes are held and multiplied unsigned, offset by 128, which needs no sign extension at any multiplier. With u = x +
 128 and v = w + 128, ``sum(x w) = sum(u v) - 128 (sum(x) + sum(v))``: ``sum(x)`` is shared by all columns, ``sum(v)``

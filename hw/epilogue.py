@@ -180,11 +180,10 @@ class Epilogue(wiring.Component):
 
         # --- parameters: shadow, copied when a command begins ---
         block = [Signal(n * 8, name=f"parameter_line_{row}", reset_less=True) for row in range(PARAMETER_LINES)]
-        with m.If(self.parameters.valid):
-            with m.Switch(self.parameters.row):
-                for row in range(PARAMETER_LINES):
-                    with m.Case(row):
-                        m.d.sync += block[row].eq(self.parameters.line)
+        with m.If(self.parameters.valid), m.Switch(self.parameters.row):
+            for row in range(PARAMETER_LINES):
+                with m.Case(row):
+                    m.d.sync += block[row].eq(self.parameters.line)
         bias = [Signal(32, name=f"bias_{c}", reset_less=True) for c in range(n)]
         multiplier = [Signal(32, name=f"multiplier_{c}", reset_less=True) for c in range(n)]
         left = [Signal(5, name=f"left_{c}", reset_less=True) for c in range(n)]
@@ -332,17 +331,16 @@ class Epilogue(wiring.Component):
                 m.d.comb += clamped.eq(high)
             with m.Else():
                 m.d.comb += clamped.eq(moved)
-            with m.If(fifth.valid):
-                with m.Switch(fifth.number):
-                    with m.Case(1):
-                        with m.If(fifth.parity):
-                            m.d.sync += scaled[1][c].eq(product)
-                        with m.Else():
-                            m.d.sync += scaled[0][c].eq(product)
-                    with m.Case(2):
-                        m.d.sync += sums[c].eq(product + Mux(fifth.parity, scaled[1][c], scaled[0][c]))
-                    with m.Default():
-                        m.d.sync += bytes_out[c].eq(clamped)
+            with m.If(fifth.valid), m.Switch(fifth.number):
+                with m.Case(1):
+                    with m.If(fifth.parity):
+                        m.d.sync += scaled[1][c].eq(product)
+                    with m.Else():
+                        m.d.sync += scaled[0][c].eq(product)
+                with m.Case(2):
+                    m.d.sync += sums[c].eq(product + Mux(fifth.parity, scaled[1][c], scaled[0][c]))
+                with m.Default():
+                    m.d.sync += bytes_out[c].eq(clamped)
 
             # The table answers in the cycle after stage 5.
             table = memory.Memory(shape=32, depth=TABLE_WORDS, init=[])

@@ -98,7 +98,9 @@ def generate(component: wiring.Component, name: str, *, reset: bool = True) -> s
     def domain(clock: str) -> ClockDomain:
         return ClockDomain(clock, reset_less=not reset)
 
-    text = rtlil.convert(component, platform=BankPlatform(), name=name, ports=_ports(component), emit_src=False, missing_domain=domain)
+    text = rtlil.convert(
+        component, name, BankPlatform(), ports=_ports(component), emit_src=False, missing_domain=domain
+    )
     with tempfile.TemporaryDirectory(prefix="rondo-verilog-") as folder:
         directory = pathlib.Path(folder)
         (directory / "in.il").write_text(text, encoding="utf-8")
