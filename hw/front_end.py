@@ -189,7 +189,8 @@ class FrontEnd(wiring.Component):
                         m.d.sync += slots[number].finished.eq(self.cycle)
 
         # --- faults: of what is recorded and what is reported, the first in order of job, time, engine stays
-        best = record
+        # Each field a signal of its own: compiled simulators see a vector that is built up in steps as a loop.
+        best = {name: record[name] for name, _ in FAULT_RECORD}
         for engine in Engine:
             state, fault, fetch_fault = progress[engine], self._of("fault", engine), fetchers[engine].fault
             report = Mux(fault.valid, fault.report.as_value(), fetch_fault.report.as_value())
@@ -204,13 +205,11 @@ class FrontEnd(wiring.Component):
             ]
             with m.If(raised.valid):
                 m.d.sync += own_fault[engine].eq(1)
-            chosen = Signal(FAULT_RECORD, name=f"chosen_{engine.name.lower()}")
-            m.d.comb += chosen.eq(best)
-            with m.If(raised.valid & (~best.valid | _before(raised.job_index, best.job_index))):
-                m.d.comb += chosen.eq(raised)
+            first = Signal(name=f"first_{engine.name.lower()}")
+            m.d.comb += first.eq(raised.valid & (~best["valid"] | _before(raised.job_index, best["job_index"])))
+            best = {name: Mux(first, raised[name], best[name]) for name in best}
             reports.append(raised.valid)
-            best = chosen
-        m.d.sync += record.eq(best)
+        m.d.sync += [record[name].eq(value) for name, value in best.items()]
         with m.If(self.clear):
             m.d.sync += record.eq(0)
         m.d.comb += [

@@ -139,11 +139,7 @@ class RingFile(wiring.Component):
                         | ~(is_producer | (port.cursor < consumers))
                         | (
                             active
-                            & (
-                                ~(is_producer | is_consumer)
-                                | (port.need > place.slots)
-                                | (port.advance > place.slots)
-                            )
+                            & (~(is_producer | is_consumer) | (port.need > place.slots) | (port.advance > place.slots))
                         )
                     )
                 ),

@@ -166,6 +166,15 @@ class _Checker:
             found = {origin + o * stride + k * dilation for o in range(count) for k in range(taps)}
             return sorted({position >> halve for position in found if 0 <= position < limit})
 
+        # The hardware wraps by one subtraction: no single step may pass the ring's end twice.
+        steps = [
+            (0, body["in_blocks"], body["in_block_stride"], "input block"),
+            (4, rows, body["out_row_stride"], "output row"),
+        ]
+        for index, count, step, what in steps:
+            ring = event.places[index]
+            if ring is not None and count > 1 and step >= ring.ring.bytes:
+                raise self._fail(f"has an {what} stride of {step} in a ring of {ring.ring.bytes} bytes")
         columns = touched(
             body["x_origin"], width, body["stride_x"], body["kernel_width"], body["dilation_x"], body["in_width"]
         )

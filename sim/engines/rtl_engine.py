@@ -44,9 +44,7 @@ class _Library:
         self.read_register = function(
             "read_register", ctypes.c_int, handle, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), word
         )
-        self.write_register = function(
-            "write_register", ctypes.c_int, handle, ctypes.c_uint32, ctypes.c_uint32, word
-        )
+        self.write_register = function("write_register", ctypes.c_int, handle, ctypes.c_uint32, ctypes.c_uint32, word)
 
 
 class RtlDevice:

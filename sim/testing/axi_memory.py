@@ -80,9 +80,20 @@ class AxiMemory:
         behaviour = self._behaviour
         ideal = behaviour.ready >= 1.0 and behaviour.stalled is _never
         signals = (
-            (axi.arvalid, axi.arid, axi.araddr, axi.arlen)
-            + (axi.awvalid, axi.awid, axi.awaddr, axi.awlen)
-            + (axi.wvalid, axi.wdata, axi.wstrb, axi.wlast, axi.rready, axi.bready)
+            axi.arvalid,
+            axi.arid,
+            axi.araddr,
+            axi.arlen,
+            axi.awvalid,
+            axi.awid,
+            axi.awaddr,
+            axi.awlen,
+            axi.wvalid,
+            axi.wdata,
+            axi.wstrb,
+            axi.wlast,
+            axi.rready,
+            axi.bready,
         )
         ready = [True, True, True]
         read: tuple[int, int, int] | None = None  # ID, response, last

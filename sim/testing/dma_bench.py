@@ -85,7 +85,7 @@ def pieces(config: NpuConfig, transfer: Transfer, base: Sequence[tuple[int, int]
             address = done if fill else base_address + offset
             size = min(transfer.run_bytes - done, block - address % block)
             outside = not fill and not (
-                0 <= offset and offset + size <= base_bytes and address < 1 << config.address_bits
+                offset >= 0 and offset + size <= base_bytes and address < 1 << config.address_bits
             )
             ends = done + size == transfer.run_bytes
             yield Piece(

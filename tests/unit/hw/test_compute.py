@@ -554,7 +554,16 @@ def test_a_table_waits_for_the_epilogue():
     assert record.writes[16] == table[-1] + 4 + 8
 
 
-def test_reads_that_are_unused_and_commands_keep_order():
+def test_a_third_command_waits_for_the_first_to_drain():
+    builder = Builder(random.Random(SEED))
+    for _ in range(3):
+        simple(builder, residual=1)
+    record = run(builder)
+    assert record.streamed[:32] == list(range(N + 2, N + 2 + 32))
+    assert record.streamed[32] == record.reads["residual"][15] + 1
+
+
+def test_commands_retire_in_order():
     """A long epilogue before short commands without one: they retire in order all the same."""
     builder = Builder(random.Random(SEED))
     simple(builder, residual=1, out_width=8, out_rows=8, in_rows=8)

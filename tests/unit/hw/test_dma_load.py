@@ -135,9 +135,8 @@ def predict(config: NpuConfig, transfers: Sequence[Transfer], latency: int) -> d
             begins_run = piece.ends_run
             fill = transfer.opcode == Opcode.FILL
             o = s + 1
-            while (
-                sum(cycle >= o for cycle in ended) + (len(issued) - len(ended)) >= config.dma.outstanding
-                or not fill
+            while sum(cycle >= o for cycle in ended) + (len(issued) - len(ended)) >= config.dma.outstanding or (
+                not fill
                 and sum(beats for _, beats in reserved) - sum(cycle < o for cycle in left) + piece.beats
                 > config.dma.buffer_beats
             ):

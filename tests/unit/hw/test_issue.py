@@ -523,9 +523,7 @@ def test_a_command_without_an_operand_it_needs_is_refused(engine: Engine) -> Non
                 for used in range(32):
                     present = [bool(used >> k & 1) for k in range(5)]
                     body = GOOD[opcode] | extra
-                    ctx.set(
-                        dut.i.payload.command, encode(opcode, [there if use else UNUSED for use in present], body)
-                    )
+                    ctx.set(dut.i.payload.command, encode(opcode, [there if use else UNUSED for use in present], body))
                     ctx.set(dut.i.valid, 1)
                     await ctx.tick()
                     ctx.set(dut.i.valid, 0)
@@ -596,7 +594,14 @@ def test_three_engines_through_rings() -> None:
         + [wait, load] * (tiles - 5)
         + [wait] * 5
         + [encode(Opcode.RING_CONFIGURE, [], configures[0]), encode(Opcode.END, [])],
-        [encode(Opcode.CONVOLVE, [one(0, 0), UNUSED, UNUSED, UNUSED, one(1, PRODUCER)], GOOD[Opcode.CONVOLVE] | {"maximum": 1})] * tiles
+        [
+            encode(
+                Opcode.CONVOLVE,
+                [one(0, 0), UNUSED, UNUSED, UNUSED, one(1, PRODUCER)],
+                GOOD[Opcode.CONVOLVE] | {"maximum": 1},
+            )
+        ]
+        * tiles
         + [encode(Opcode.END, [])],
         [encode(Opcode.STORE, [one(1, 0), one(2, PRODUCER)], GOOD[Opcode.STORE])] * tiles + [encode(Opcode.END, [])],
     ]

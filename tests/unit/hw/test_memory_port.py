@@ -1,6 +1,7 @@
 """The memory port: grants against a model of docs/timing/memory_port.md in every cycle, data through an AXI memory."""
 
 import gc
+import itertools
 import os
 import random
 
@@ -108,7 +109,7 @@ def test_grants(kind: str, load: float, ready: float) -> None:
     simulator.run()
     if load == 1.0:
         lowest = [t for t, k in enumerate(grants) if k == len(tags) - 1]
-        waits = [b - a for a, b in zip(lowest, lowest[1:], strict=False)]
+        waits = [b - a for a, b in itertools.pairwise(lowest)]
         assert max(waits) <= (8 * (len(tags) - 1) if kind == "read" else len(tags))
         assert len(grants) == 600
 

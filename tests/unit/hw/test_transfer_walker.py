@@ -135,7 +135,7 @@ def test_bursts_of_every_length_at_a_4_kib_edge(burst_beats: int) -> None:
     config = small(64, burst_beats=burst_beats)
     transfers = [
         Transfer(opcode=Opcode.LOAD, index=0, run_bytes=size, dram_offset=4096 - before, ring_bytes=2048)
-        for before in range(0, 12)
+        for before in range(12)
         for size in (1, 7, 8, 9, 24, 600)
     ]
     base = (BASE_ADDRESS, DRAM_BYTES)
