@@ -53,6 +53,8 @@ class FrontEnd(wiring.Component):
         A record for each job that ended, in order.
     commands_ENGINE, base_ENGINE, running_ENGINE, job_index_ENGINE, stop_ENGINE
         For the engine's issue unit: commands, what base registers hold, whether in a job and which, order to stop.
+    progress_ENGINE
+        The engine's part of the task control block.
     retire_ENGINE, job_done_ENGINE, fault_ENGINE, idle_ENGINE
         From the engine: a command is committed, END is committed, a fault, nothing under way.
     clear
@@ -95,6 +97,7 @@ class FrontEnd(wiring.Component):
                     "fault": In(FaultSignature()),
                     "idle": In(1),
                     "fetch": Out(MemoryReadSignature(config)),
+                    "progress": Out(engine_progress(config)),
                 }.items()
             }
         super().__init__(members)
@@ -112,15 +115,15 @@ class FrontEnd(wiring.Component):
         head, newest = self.job_head, Signal(JOB_INDEX_BITS)
         record = Signal(FAULT_RECORD)
         own_fault = {engine: Signal(name=f"own_fault_{engine.name.lower()}") for engine in Engine}
-        progress = {
-            engine: Signal(engine_progress(config), name=f"progress_{engine.name.lower()}") for engine in Engine
-        }
+        progress = {engine: Signal(engine_progress(config), name=f"state_{engine.name.lower()}") for engine in Engine}
         fetchers = self.fetchers
 
         # What completions need of the jobs in flight; a job's slot is its index modulo JOBS_IN_FLIGHT.
         slot_bits = (JOBS_IN_FLIGHT - 1).bit_length()
         slot = data.StructLayout({"job": 32, "started": 64, "finished": 64})
         slots = Signal(data.ArrayLayout(slot, JOBS_IN_FLIGHT))
+
+        m.d.comb += [self._of("progress", engine).eq(progress[engine]) for engine in Engine]
 
         # --- each engine: start, progress, end
         may_begin, begins = Signal(), Signal()

@@ -37,7 +37,7 @@ from hw.ring_file import RingFile
 from hw.scratchpad import Scratchpad
 from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
-from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS, ring_state
+from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS, task_control_block
 from hw.spec.register_map import ADDRESS_BITS
 
 READ_CLIENTS = (CLIENT_FETCH_LOAD, CLIENT_FETCH_COMPUTE, CLIENT_FETCH_STORE, CLIENT_LOAD)
@@ -62,8 +62,8 @@ class Npu(wiring.Component):
         Level.
     retire_0, retire_1, retire_2
         For observation: each engine's committed commands (``Engine`` order), in order.
-    rings
-        For observation, and later for saving: the state of every ring.
+    control_block
+        The task's whole state as the layout that memory holds it in, for observation and for saving.
     """
 
     def __init__(self, config: NpuConfig):
@@ -73,7 +73,7 @@ class Npu(wiring.Component):
                 "registers": In(Axi4LiteSignature(ADDRESS_BITS)),
                 "interrupt": Out(1),
                 **{f"retire_{int(engine)}": Out(JOB_RETIRE) for engine in Engine},
-                "rings": Out(data.ArrayLayout(ring_state(config), config.rings.count)),
+                "control_block": Out(task_control_block(config)),
             }
         )
         self.config = config
@@ -179,7 +179,8 @@ class Npu(wiring.Component):
                 data.View(CAUSE_FLAGS, flags).stopped.eq(of("stop")),
             ]
         connect(m, issue[Engine.LOAD].configure, ring_file.configure)
-        m.d.comb += [ring_file.clear.eq(front_end.clear), self.rings.eq(ring_file.state)]
+        m.d.comb += ring_file.clear.eq(front_end.clear)
+        self._control_block(m, registers, front_end, completion, ring_file)
 
         # --- scratchpad
         reads = (compute.pixels, compute.residual, compute.weights, dma_store.scratchpad)
@@ -218,3 +219,36 @@ class Npu(wiring.Component):
             if name.startswith("counter_"):
                 m.d.comb += getattr(registers, name).eq(getattr(counters, name))
         return m
+
+    def _control_block(
+        self,
+        m: Module,
+        registers: RegisterFile,
+        front_end: FrontEnd,
+        completion: CompletionUnit,
+        ring_file: RingFile,
+    ) -> None:
+        """Gather the task's state from the units that hold it."""
+        block = self.control_block
+        m.d.comb += [
+            block.stopped.eq(front_end.stopped),
+            block.fault.code.eq(front_end.fault_code),
+            block.fault.engine.eq(front_end.fault_engine),
+            block.fault.command.eq(front_end.fault_command),
+            block.fault.job_index.eq(front_end.fault_job_index),
+            block.job_ring.address.eq(registers.job_ring_address),
+            block.job_ring.log2_entries.eq(registers.job_ring_log2_entries),
+            block.job_ring.tail.eq(registers.doorbell),
+            block.completion_ring.address.eq(registers.completion_ring_address),
+            block.completion_ring.log2_entries.eq(registers.completion_ring_log2_entries),
+            block.completion_ring.head.eq(completion.head),
+            block.completion_ring.tail.eq(registers.completion_tail),
+            block.ring.eq(ring_file.state),
+        ]
+        for engine in Engine:
+            name = engine.name.lower()
+            m.d.comb += [
+                block.program[engine].address.eq(getattr(registers, f"program_{name}_address")),
+                block.program[engine].commands.eq(getattr(registers, f"program_{name}_commands")),
+                block.progress[engine].eq(getattr(front_end, f"progress_{name}")),
+            ]

@@ -17,6 +17,8 @@ from sw.policy import POLICIES, policy
 from sw.program import BASE_ARENA, Program
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
+README = pathlib.Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- policies: begin -->", "<!-- policies: end -->"
 RUN_BYTES = (16, 32, 64, 128, 256, 1024, 4096, 32768)
 TRANSFER_BYTES = 32768
 TRANSFERS = 16
@@ -144,6 +146,24 @@ def _bus_section(config: NpuConfig) -> list[str]:
     return out
 
 
+def _update_readme(measurements: list[Measurement]) -> None:
+    """Put the table of policies between its markers."""
+    rows = [f"{measurements[0].title} on `{measurements[0].npu}` (LPDDR4x-4266 x32), from the RTL:", ""]
+    rows += [
+        "| buffers | cycles | frames/s | array utilisation | DRAM bytes | scratchpad peak |",
+        "|---|---|---|---|---|---|",
+    ]
+    for m in measurements:
+        moved = (m.counters.read_bytes + m.counters.write_bytes) / 1e6
+        rows.append(
+            f"| `{m.policy}` | {m.cycles:,} | {m.frames_per_second:.1f} | {m.array_utilisation:.1%} "
+            f"| {moved:.1f} MB | {m.scratchpad_peak_bytes / 1024:.0f} KiB |"
+        )
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    README.write_text("\n".join([before + BEGIN, *rows, END]) + after, encoding="utf-8")
+
+
 def main() -> None:
     """Measure everything and write the document."""
     config = load_config("edge")
@@ -165,6 +185,7 @@ def main() -> None:
     for m in frames:
         out.append(f"| rtl | {m.title} | `{m.policy}` | {m.cycles_per_second:,.0f} |")
     DOCUMENT.write_text("\n".join(out) + "\n", encoding="utf-8")
+    _update_readme(frames)
     print(DOCUMENT)
 
 

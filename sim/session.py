@@ -11,7 +11,7 @@ from hw.spec.causes import Cause
 from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from sim.engines import open_device
-from sim.verify import Difference, check_tensors
+from sim.verify import Difference, Spread, check_tensors, spread
 from sw.compiler import Compiled
 from sw.device import Retirement
 from sw.driver import Completion, Counters, Driver
@@ -77,6 +77,7 @@ class Checked:
     tensors: int
     bytes: int
     difference: Difference | None
+    spread: Spread
 
 
 def measure(
@@ -150,10 +151,10 @@ def _check(compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[
     tensors = size = 0
     for name, difference in check_tensors(compiled, golden, read):
         if difference is not None:
-            return Checked(tensors, size, difference)
+            return Checked(tensors, size, difference, spread(golden))
         tensors += 1
         size += golden[compiled.lowered.aliases.get(name, name)].size
-    return Checked(tensors, size, None)
+    return Checked(tensors, size, None, spread(golden))
 
 
 def layer_cycles(

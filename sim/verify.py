@@ -47,6 +47,27 @@ def compare(name: str, expected: Int8Array, found: Int8Array) -> Difference | No
     return Difference(name, position, int(expected[first]), int(found[first]), int(wrong.sum()))
 
 
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How much of the int8 range the tensors of a run use; a network of constants would prove nothing."""
+
+    most_saturated: float
+    """Largest share of values at -128 or 127 in any tensor."""
+    fewest_values: int
+    """Smallest number of different values in any tensor."""
+
+
+def spread(values: Mapping[str, Int8Array]) -> Spread:
+    """The worst tensor of each kind."""
+    saturated = []
+    different = []
+    for tensor in values.values():
+        counts = np.bincount(tensor.ravel().astype(np.int64) + 128, minlength=256)
+        saturated.append((counts[0] + counts[255]) / tensor.size)
+        different.append(int((counts > 0).sum()))
+    return Spread(float(max(saturated)), min(different))
+
+
 def check_tensors(
     compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[int, int, int], bytes], *, views: bool = True
 ) -> Iterator[tuple[str, Difference | None]]:

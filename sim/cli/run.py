@@ -99,3 +99,7 @@ def _show(measurement: Measurement, checked: Checked | None, as_json: bool, cont
         errors.print(f"rondo: check failed: {checked.difference}", markup=False, highlight=False, soft_wrap=True)
     elif not as_json:
         console.print(f"check passed: {checked.tensors} tensors, {checked.bytes:,} values equal to the golden model")
+        console.print(
+            f"in every tensor at most {checked.spread.most_saturated:.2%} of the values saturate and at least "
+            f"{checked.spread.fewest_values} different values occur"
+        )
