@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hw.interfaces import CLIENT_COMPLETION, MemoryWriteSignature
 from hw.spec.commands import COMPLETION, COMPLETION_BYTES
 from hw.spec.config import NpuConfig
-from hw.spec.control_block import JOB_INDEX_BITS
+from hw.spec.control_block import HOST_ADDRESS_BITS, JOB_INDEX_BITS
 
 
 class CompletionUnit(wiring.Component):
@@ -26,7 +26,8 @@ class CompletionUnit(wiring.Component):
     pending
         Some record is not yet read: the level behind the interrupt.
     error
-        Pulse: the bus answered with an error; the record counts as written.
+        Pulse: the bus answered with an error, or the record's place is beyond the address space, and nothing was
+        written; the record counts as written.
     busy
         A record is being written.
     memory
@@ -47,7 +48,7 @@ class CompletionUnit(wiring.Component):
         super().__init__(
             {
                 "completion": In(stream.Signature(COMPLETION)),
-                "ring_address": In(config.address_bits),
+                "ring_address": In(HOST_ADDRESS_BITS),
                 "ring_log2_entries": In(4),
                 "tail": In(JOB_INDEX_BITS),
                 "head": Out(JOB_INDEX_BITS),
@@ -68,7 +69,8 @@ class CompletionUnit(wiring.Component):
         bursts = record_beats // burst_beats
 
         record = Signal(COMPLETION.size)
-        address = Signal(config.address_bits)  # of the record
+        address = Signal(HOST_ADDRESS_BITS + 1)  # of the record
+        beyond = Signal()  # of the address space
         burst = Signal(range(bursts + 1))
         beat = Signal(range(burst_beats + 1))
         answers = Signal(range(bursts + 1))
@@ -86,6 +88,7 @@ class CompletionUnit(wiring.Component):
         align = (bus_bytes - 1).bit_length()
         burst_address = Signal(config.address_bits)
         m.d.comb += [
+            beyond.eq(address[config.address_bits :].any()),
             burst_address.eq(address + burst * (burst_beats * bus_bytes)),
             memory.request.p.address.eq(Cat(Const(0, align), burst_address[align:])),
             memory.request.p.beats.eq(burst_beats),
@@ -121,9 +124,13 @@ class CompletionUnit(wiring.Component):
                     ]
                     m.next = "REQUEST"
             with m.State("REQUEST"):
-                m.d.comb += [self.busy.eq(1), memory.request.valid.eq(1)]
+                m.d.comb += [self.busy.eq(1), memory.request.valid.eq(~beyond)]
                 m.d.sync += beat.eq(0)
-                with m.If(memory.request.ready):
+                with m.If(beyond):
+                    m.d.comb += self.error.eq(1)
+                    m.d.sync += self.head.eq(self.head + 1)
+                    m.next = "IDLE"
+                with m.Elif(memory.request.ready):
                     m.d.sync += burst.eq(burst + 1)
                     m.next = "DATA"
             with m.State("DATA"):

@@ -43,8 +43,8 @@ INSIDE = 8
 class Compute(wiring.Component):
     """Executes CONVOLVE commands; see ``docs/timing/compute.md``.
 
-    The commands are already checked: no field is out of range. ``clear`` (given only while ``idle``) forgets the
-    cached table.
+    The commands are already checked: no field is out of range. ``clear`` (given only while ``idle``, and at the end of
+    every job) forgets the cached table, whose tag means something only within its program.
     """
 
     def __init__(self, config: NpuConfig):

@@ -7,14 +7,15 @@ from amaranth.lib.wiring import In, Out
 from hw.interfaces import FaultSignature, MemoryReadSignature, fetched_command
 from hw.spec.commands import BASE_REGISTERS, COMMAND_BITS, COMMAND_BYTES, JOB, JOB_BYTES, Fault, Opcode
 from hw.spec.config import NpuConfig
-from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS, base_register
+from hw.spec.control_block import HOST_ADDRESS_BITS, INDEX_BITS, JOB_INDEX_BITS, base_register
 
 ITEM_ALIGN = (COMMAND_BYTES - 1).bit_length()
 assert COMMAND_BYTES == JOB_BYTES == 1 << ITEM_ALIGN
 
 
 def job_entry(config: NpuConfig) -> data.StructLayout:
-    """What the hardware keeps of a job ring entry; address bits that the NPU does not have are dropped."""
+    """What the hardware keeps of a job ring entry. A base address beyond the address space is kept as a buffer of no
+    bytes, so that every access to it is outside; a longer buffer than the address space as one of that length."""
     return data.StructLayout({"job": 32, "base": data.ArrayLayout(base_register(config), BASE_REGISTERS)})
 
 
@@ -31,7 +32,8 @@ class Fetcher(wiring.Component):
     start, ready
         A pulse that begins job ``job_index``, while ``ready``.
     job_ring_address, job_ring_log2_entries, program_address, program_commands
-        Places in DRAM, 128-byte aligned (lower bits are ignored); they hold still while a job runs.
+        Places in DRAM, 128-byte aligned (lower bits are ignored); they hold still while a job runs. What lies beyond
+        the address space is never asked for: it is a fault in its turn.
     engine_idle
         Every command handed over is committed.
     hold
@@ -66,9 +68,9 @@ class Fetcher(wiring.Component):
                 "start": In(1),
                 "ready": Out(1),
                 "job_index": In(JOB_INDEX_BITS),
-                "job_ring_address": In(config.address_bits),
+                "job_ring_address": In(HOST_ADDRESS_BITS),
                 "job_ring_log2_entries": In(4),
-                "program_address": In(config.address_bits),
+                "program_address": In(HOST_ADDRESS_BITS),
                 "program_commands": In(INDEX_BITS),
                 "engine_idle": In(1),
                 "hold": In(1),
@@ -102,7 +104,10 @@ class Fetcher(wiring.Component):
         request = self.memory.request
         asking = Signal()  # there is more to ask for
         stop_asking = Signal()  # combinational: END or an error arrives
-        next_address = Signal(config.address_bits)
+        next_address = Signal(HOST_ADDRESS_BITS + 1)
+        beyond = Signal()  # of the address space; an item lies inside or beyond as a whole
+        entry_beyond = Signal()
+        limit = Signal(INDEX_BITS)  # commands that can be had
         next_burst = Signal(range(bursts))  # within its item
         left = Signal(INDEX_BITS + 1)  # items not asked for, the one at next_address included
         asking_entry = Signal()  # next_address is in the job ring
@@ -112,7 +117,8 @@ class Fetcher(wiring.Component):
             request.p.beats.eq(burst_beats),
             request.p.client.eq(self._client),
             free.eq(~request.valid | request.ready),
-            put_up.eq(free & asking & ~stop_asking & ~self.flush & ((next_burst != 0) | (reserved != rows))),
+            beyond.eq(next_address[config.address_bits :].any()),
+            put_up.eq(free & asking & ~beyond & ~stop_asking & ~self.flush & ((next_burst != 0) | (reserved != rows))),
         ]
         with m.If(free):
             m.d.sync += request.valid.eq(put_up)
@@ -128,6 +134,12 @@ class Fetcher(wiring.Component):
                     m.d.sync += next_address.eq(Cat(Const(0, ITEM_ALIGN), self.program_address[ITEM_ALIGN:]))
                 with m.If(left == 1):
                     m.d.sync += asking.eq(0)
+        with m.If(asking & beyond):
+            m.d.sync += asking.eq(0)
+            with m.If(asking_entry):
+                m.d.sync += entry_beyond.eq(1)
+            with m.Else():
+                m.d.sync += limit.eq(self.program_commands - left)
         with m.If(stop_asking):
             m.d.sync += asking.eq(0)
 
@@ -175,7 +187,7 @@ class Fetcher(wiring.Component):
         index = Signal(INDEX_BITS)  # of the command at the head, or of the next to come
         epoch = Signal(2)
         head_entry = data.View(JOB, read_port.data)
-        out_of_commands = Signal()
+        unavailable = Signal()  # the next item is none that could be asked for
         m.d.comb += [
             read_port.addr.eq(head_row),
             read_port.en.eq(read),
@@ -187,15 +199,20 @@ class Fetcher(wiring.Component):
             self.commands.p.index.eq(index),
             self.commands.p.epoch.eq(epoch),
             taken.eq(self.entry_valid | (self.commands.valid & self.commands.ready)),
-            out_of_commands.eq(active & ~head_is_entry & (index == self.program_commands)),
+            unavailable.eq(active & Mux(head_is_entry, entry_beyond, index == limit)),
             self.fault.valid.eq(
-                ((head_valid & head_failed) | out_of_commands) & self.engine_idle & ~self.hold & ~self.flush
+                ((head_valid & head_failed) | unavailable) & self.engine_idle & ~self.hold & ~self.flush
             ),
             self.fault.report.code.eq(Fault.FETCH),
             self.fault.report.command.eq(index),
         ]
         for here, there in zip(self.entry.base, head_entry.base, strict=True):
-            m.d.comb += [here.address.eq(there.address), here.bytes.eq(there.bytes)]
+            whole = there.bytes[config.address_bits :].any()
+            size = Cat(Mux(whole, 0, there.bytes[: config.address_bits]), whole)
+            m.d.comb += [
+                here.address.eq(there.address),
+                here.bytes.eq(Mux(there.address[config.address_bits :].any(), 0, size)),
+            ]
         with m.If(taken):
             m.d.sync += [head_valid.eq(0), head_is_entry.eq(0)]
         with m.If(read):
@@ -226,12 +243,15 @@ class Fetcher(wiring.Component):
             entries_mask = (Const(1, JOB_INDEX_BITS) << self.job_ring_log2_entries) - 1
             entry_number = self.job_index & entries_mask[:JOB_INDEX_BITS]
             entry_address = Cat(Const(0, ITEM_ALIGN), self.job_ring_address[ITEM_ALIGN:] + entry_number)
+            assert len(entry_address) == len(next_address)
             m.d.sync += [
                 active.eq(1),
                 asking.eq(1),
                 asking_entry.eq(1),
                 next_address.eq(entry_address),
+                entry_beyond.eq(0),
                 left.eq(self.program_commands + 1),
+                limit.eq(self.program_commands),
                 swallow.eq(0),
                 is_entry.eq(1),
                 final.eq(0),

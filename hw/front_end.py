@@ -17,7 +17,13 @@ from hw.interfaces import (
 )
 from hw.spec.commands import BASE_REGISTERS, COMPLETION, Engine
 from hw.spec.config import NpuConfig
-from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS, base_register, engine_progress
+from hw.spec.control_block import (
+    HOST_ADDRESS_BITS,
+    INDEX_BITS,
+    JOB_INDEX_BITS,
+    base_register,
+    engine_progress,
+)
 
 FETCH_CLIENTS = {
     Engine.LOAD: CLIENT_FETCH_LOAD,
@@ -53,6 +59,8 @@ class FrontEnd(wiring.Component):
         A record for each job that ended, in order.
     commands_ENGINE, base_ENGINE, running_ENGINE, job_index_ENGINE, stop_ENGINE
         For the engine's issue unit: commands, what base registers hold, whether in a job and which, order to stop.
+    parked_ENGINE
+        Does nothing more of any job in flight: stopped, or between jobs and no other engine is ahead.
     progress_ENGINE
         The engine's part of the task control block.
     retire_ENGINE, job_done_ENGINE, fault_ENGINE, idle_ENGINE
@@ -67,7 +75,7 @@ class FrontEnd(wiring.Component):
         members = {
             "enable": In(1),
             "resume": In(1),
-            "job_ring_address": In(config.address_bits),
+            "job_ring_address": In(HOST_ADDRESS_BITS),
             "job_ring_log2_entries": In(4),
             "doorbell": In(JOB_INDEX_BITS),
             "job_head": Out(JOB_INDEX_BITS),
@@ -85,13 +93,14 @@ class FrontEnd(wiring.Component):
             members |= {
                 f"{name}_{engine.name.lower()}": member
                 for name, member in {
-                    "program_address": In(config.address_bits),
+                    "program_address": In(HOST_ADDRESS_BITS),
                     "program_commands": In(INDEX_BITS),
                     "commands": Out(stream.Signature(fetched_command(config))),
                     "base": Out(data.ArrayLayout(base_register(config), BASE_REGISTERS)),
                     "running": Out(1),
                     "job_index": Out(JOB_INDEX_BITS),
                     "stop": Out(1),
+                    "parked": Out(1),
                     "retire": In(RetireSignature()),
                     "job_done": In(1),
                     "fault": In(FaultSignature()),
@@ -142,6 +151,7 @@ class FrontEnd(wiring.Component):
             m.d.comb += [
                 start.eq(~state.running & fetcher.ready & allowed & ((state.job_index != newest) | may_begin)),
                 stop.eq(own_fault[engine] | ~allowed),
+                self._of("parked", engine).eq(stop | (~state.running & (state.job_index == newest))),
                 fetcher.start.eq(start),
                 fetcher.job_index.eq(state.job_index),
                 fetcher.job_ring_address.eq(self.job_ring_address),

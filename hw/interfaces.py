@@ -12,13 +12,17 @@ CLIENT_BITS = 3
 """Clients of the memory port; the AXI ID is the client."""
 CLIENT_LOAD, CLIENT_STORE, CLIENT_FETCH_LOAD, CLIENT_FETCH_COMPUTE, CLIENT_FETCH_STORE, CLIENT_COMPLETION = range(6)
 TASK_BITS = 4
+"""Tasks whose addresses can be told apart; the memory port tags requests with the active one."""
 
 
 # --- memory port ------------------------------------------------------------------------------------------------
 
 
 def memory_request(config: NpuConfig) -> data.StructLayout:
-    """A burst: ``beats`` beats from ``address`` (a multiple of the bus width), inside one 4 KiB page."""
+    """A burst: ``beats`` beats from ``address`` (a multiple of the bus width), inside one 4 KiB page.
+
+    The memory port sets ``client`` and ``task``, whatever its clients put there.
+    """
     return data.StructLayout(
         {
             "address": config.address_bits,
@@ -148,8 +152,9 @@ class RingSignature(wiring.Signature):
                 "cursor": Out(3),
                 "need": Out(COUNT_BITS),
                 "advance": Out(COUNT_BITS),
-                "ready": In(1),  # the operand's condition holds
-                "illegal": In(1),  # no such ring or cursor, not active, or need or advance beyond the ring's slots
+                "ready": In(1),  # the operand fits and its condition holds
+                "illegal": In(1),  # no such ring or cursor, whatever the ring's shape
+                "fits": In(1),  # the ring is configured, the cursor active, need and advance at most the slots
                 "base": In(bits),  # of the ring
                 "start": In(bits),  # offset of the slot at the cursor, from the base
                 "ring_bytes": In(bits + 1),
@@ -188,7 +193,7 @@ class RingConfigureSignature(wiring.Signature):
 
 
 def fetched_command(config: NpuConfig) -> data.StructLayout:
-    """A command on its way from the fetcher to the issue unit."""
+    """A command on its way from the fetcher to the issue unit. ``epoch`` counts the fetcher's flushes."""
     return data.StructLayout({"command": COMMAND_BITS, "index": INDEX_BITS, "epoch": 2})
 
 

@@ -33,6 +33,7 @@ from hw.spec.commands import (
     MAX_SLOTS,
     OPERAND,
     OPERANDS,
+    PARAMETER_LINES,
     ComputeOperand,
     Cursor,
     Engine,
@@ -83,6 +84,10 @@ class IssueUnit(wiring.Component):
         Pulses when END retires.
     stop, idle
         Drop what is not begun, and what arrives; nothing is held.
+    blocked
+        A command waits for an operand, or RING_CONFIGURE for drained rings: only other engines can end it.
+    stalled
+        No cursor can move and no ring can be configured any more: an operand that does not fit its ring never will.
     fault, clear
         A pulse, after which nothing is accepted until ``clear``, which empties the unit.
     flags
@@ -103,6 +108,8 @@ class IssueUnit(wiring.Component):
             "job_done": Out(1),
             "stop": In(1),
             "idle": Out(1),
+            "blocked": Out(1),
+            "stalled": In(1),
             "fault": Out(FaultSignature()),
             "clear": In(1),
             "flags": Out(CAUSE_FLAGS),
@@ -160,6 +167,7 @@ class IssueUnit(wiring.Component):
             self.idle.eq(((state == _State.EMPTY) | (state == _State.FAULTED)) & ~due),
         ]
 
+        beyond_ring = self._beyond_ring(m, command, operand, todo & ~rest)
         with m.Switch(state):
             with m.Case(_State.EMPTY):
                 m.d.comb += [
@@ -188,15 +196,18 @@ class IssueUnit(wiring.Component):
                 with m.Elif(rings.illegal):
                     m.d.comb += [flags.pipeline.eq(1), code.eq(Fault.RING)]
                 # A ring's shape is certain only once it is ready: until then it may be about to be configured anew.
-                with m.Elif(rings.ready & (operand.offset > rings.ring_bytes)):
+                with m.Elif(rings.ready & beyond_ring):
                     m.d.comb += [flags.pipeline.eq(1), code.eq(Fault.FIELD)]
                 with m.Elif(rings.ready):
                     m.d.comb += flags.pipeline.eq(1)
                     m.d.sync += todo.eq(Mux(rest.any(), rest, used))
                     with m.If(~rest.any()):
                         m.d.sync += state.eq(_State.TAKE)
+                with m.Elif(self.stalled & ~rings.fits):
+                    m.d.comb += [flags.pipeline.eq(1), code.eq(Fault.RING)]
                 with m.Else():
                     m.d.comb += [
+                        self.blocked.eq(1),
                         flags.wait_free.eq(operand.cursor == Cursor.PRODUCER),
                         flags.wait_filled.eq(operand.cursor != Cursor.PRODUCER),
                     ]
@@ -248,33 +259,81 @@ class IssueUnit(wiring.Component):
                         without = _State.HOLD if opcode == Opcode.WAIT else _State.OFFER
                         m.d.sync += state.eq(Mux(used.any(), _State.CHECK, without))
                     if BODIES[opcode] is not None:
-                        missing = self._missing_operand(opcode, _body(command, opcode), used)
+                        missing = (self._addressed(opcode, _body(command, opcode)) & ~used).any()
                         with m.If(self._bad_body(m, opcode, _body(command, opcode)) | missing):
                             m.d.comb += code.eq(Fault.FIELD)
             with m.Default():
                 m.d.comb += code.eq(Fault.OPCODE)
 
-    def _missing_operand(self, opcode: Opcode, body: data.View, used: Signal) -> Value:
-        """Whether an operand is unused that the engine will address."""
-        if opcode == Opcode.RING_CONFIGURE:
-            return Const(0)
+    def _addressed(self, opcode: Opcode, body: data.View) -> Value:
+        """The operands that the engine will address, a bit each."""
+        if opcode in (Opcode.END, Opcode.WAIT, Opcode.RING_CONFIGURE):
+            return Const(0, OPERANDS)
         if opcode != Opcode.CONVOLVE:
-            return ~used[DMA_DATA_OPERAND]
+            return Const(1 << DMA_DATA_OPERAND, OPERANDS)
         last = body.accumulate_last
-        return (
-            ~used[ComputeOperand.INPUT]
-            | (~used[ComputeOperand.WEIGHTS] & (last | ~body.maximum))
-            | (~used[ComputeOperand.TABLE] & last & body.load_table)
-            | (~used[ComputeOperand.RESIDUAL] & last & body.residual)
-            | (~used[ComputeOperand.OUTPUT] & last)
-        )
+        addressed = {
+            ComputeOperand.INPUT: Const(1, 1),
+            ComputeOperand.WEIGHTS: last | ~body.maximum,
+            ComputeOperand.TABLE: last & body.load_table,
+            ComputeOperand.RESIDUAL: last & body.residual,
+            ComputeOperand.OUTPUT: last,
+        }
+        return Cat(addressed[operand] for operand in ComputeOperand)
+
+    def _steps(self, opcode: Opcode, body: data.View) -> list[tuple[int, Value | int, Value]]:
+        """Every step that the engine takes through an operand's ring: operand, whether it is taken, bytes.
+
+        Addresses wrap by one subtraction, so that no step may be longer than the ring. The body is already checked:
+        only bits that a scratchpad address may have matter.
+        """
+        n, bits = self._config.array.n, self._config.scratchpad_address_bits + 1
+        if opcode in (Opcode.END, Opcode.WAIT, Opcode.RING_CONFIGURE):
+            return []
+        if opcode != Opcode.CONVOLVE:
+            strides = [(DMA_DATA_OPERAND, body.count[k] != 1, body.scratchpad_stride[k][:bits]) for k in range(3)]
+            return [(DMA_DATA_OPERAND, 1, body.run_bytes[:bits]), *strides]
+        several = body.out_rows != 1
+        return [
+            (ComputeOperand.INPUT, 1, Const(1)),
+            (ComputeOperand.INPUT, body.in_blocks != 1, body.in_block_stride[:bits]),
+            (ComputeOperand.WEIGHTS, 1, Mux(body.accumulate_last, PARAMETER_LINES * n, n)),
+            (ComputeOperand.TABLE, 1, Const(n)),
+            (ComputeOperand.RESIDUAL, 1, Const(n)),
+            (ComputeOperand.RESIDUAL, several, body.residual_row_stride[:bits]),
+            (ComputeOperand.OUTPUT, 1, Const(n)),
+            (ComputeOperand.OUTPUT, several, body.out_row_stride[:bits]),
+        ]
+
+    def _beyond_ring(self, m: Module, command: data.View, operand: data.View, at_hand: Value) -> Value:
+        """Whether the operand at hand (one bit of ``at_hand``) would lead the engine out of its ring."""
+        ring_bytes = self.rings.ring_bytes
+        beyond = Signal()
+        m.d.comb += beyond.eq(operand.offset > ring_bytes)
+        with m.Switch(command.header.opcode):
+            for opcode in LEGAL_OPCODES[self._engine]:
+                layout = BODIES[opcode]
+                if layout is None or opcode == Opcode.RING_CONFIGURE:
+                    continue
+                body = _body(command, opcode)
+                with m.Case(opcode):
+                    here = at_hand & self._addressed(opcode, body)
+                    for number, taken, step in self._steps(opcode, body):
+                        with m.If(here[number] & taken & (step > ring_bytes)):
+                            m.d.comb += beyond.eq(1)
+        return beyond
 
     def _bad_body(self, m: Module, opcode: Opcode, body: data.View) -> Value:
         config = self._config
         size, bits = config.scratchpad.bytes, config.scratchpad_address_bits
         if opcode == Opcode.CONVOLVE:
             loops = (body.out_width, body.out_rows, body.kernel_width, body.kernel_height, body.in_blocks)
-            return Cat(loop == 0 for loop in loops).any() | (body.out_width * body.out_rows > config.accumulator_half)
+            strides = (body.in_row_stride, body.in_block_stride, body.out_row_stride, body.residual_row_stride)
+            return (
+                Cat(loop == 0 for loop in loops).any()
+                | (body.out_width * body.out_rows > config.accumulator_half)
+                | Cat(stride[bits + 1 :].any() for stride in strides).any()
+            )
         if opcode == Opcode.RING_CONFIGURE:
             product = body.slots[: MAX_SLOTS.bit_length()] * body.slot_bytes[: bits + 1]
             return (
@@ -284,6 +343,7 @@ class IssueUnit(wiring.Component):
                 | (body.slots == 0)
                 | (body.slots > MAX_SLOTS)
                 | (body.slot_bytes > size)
+                | body.consumer_mask[config.rings.consumers :].any()
                 | (product != body.ring_bytes)
                 | (body.base[: (config.word_bytes - 1).bit_length()] != 0)
             )
@@ -310,7 +370,7 @@ class IssueUnit(wiring.Component):
             m.d.comb += [self.flags.pipeline.eq(1), configure.valid.eq(1)]
             m.d.sync += [due.eq(1), due_index.eq(index), state.eq(_State.EMPTY)]
         with m.Else():
-            m.d.comb += self.flags.wait_free.eq(1)
+            m.d.comb += [self.blocked.eq(1), self.flags.wait_free.eq(1)]
 
     def _offer(self, m: Module, command: data.View, index: Signal, operand: data.View, todo: Signal) -> None:
         """The places of operands, kept as they are taken; and the fields that go out as they came in."""

@@ -6,7 +6,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import fifo, wiring
 from amaranth.lib.wiring import In, Out
 
-from hw.interfaces import CLIENT_BITS, MemoryReadSignature, MemoryWriteSignature
+from hw.interfaces import CLIENT_BITS, TASK_BITS, MemoryReadSignature, MemoryWriteSignature
 from hw.spec.config import NpuConfig
 
 GRANTS_BEFORE_YIELD = 7
@@ -17,7 +17,8 @@ WRITE_BURSTS_AHEAD = 8
 
 class MemoryPort(wiring.Component):
     """Joins clients into one read and one write interface. ``read_clients`` (in order of priority) and
-    ``write_clients`` are the tags of ``read_0``, ``read_1`` ... and ``write_0`` ...; the port sets them.
+    ``write_clients`` are the tags of ``read_0``, ``read_1`` ... and ``write_0`` ...; the port sets them, and
+    ``task``, the task for which all clients work, on every request that it grants.
 
     A request takes one cycle, one passes a cycle; data and ``done`` pass in their own cycle. Reads: priority, but a
     lower client has every eighth grant. Writes: round robin. A client's beats wait for the bursts granted before.
@@ -29,6 +30,7 @@ class MemoryPort(wiring.Component):
         If there is no client of a kind, or a tag occurs twice in a list or does not fit.
     """
 
+    task: Signal
     port_read: wiring.PureInterface
     port_write: wiring.PureInterface
 
@@ -42,6 +44,7 @@ class MemoryPort(wiring.Component):
                 )
         members = {f"read_{k}": In(MemoryReadSignature(config)) for k in range(len(read_clients))}
         members |= {f"write_{k}": In(MemoryWriteSignature(config)) for k in range(len(write_clients))}
+        members["task"] = In(TASK_BITS)
         members["port_read"] = Out(MemoryReadSignature(config))
         members["port_write"] = Out(MemoryWriteSignature(config))
         super().__init__(members)
@@ -65,7 +68,7 @@ class MemoryPort(wiring.Component):
     def _reads(self, m: Module) -> None:
         clients = [getattr(self, f"read_{k}") for k in range(len(self._read_clients))]
         waiting = Cat(client.request.valid for client in clients)
-        grant = _request_register(m, clients, self._read_clients, self.port_read.request)
+        grant = _request_register(m, clients, self._read_clients, self.port_read.request, self.task)
 
         # One-hot, lowest first.
         first = Signal(len(clients))
@@ -101,7 +104,7 @@ class MemoryPort(wiring.Component):
         clients = [getattr(self, f"write_{k}") for k in range(len(self._write_clients))]
         waiting = Cat(client.request.valid for client in clients)
         m.submodules.order = order = fifo.SyncFIFO(width=len(clients), depth=WRITE_BURSTS_AHEAD)
-        grant = _request_register(m, clients, self._write_clients, self.port_write.request, order.w_rdy)
+        grant = _request_register(m, clients, self._write_clients, self.port_write.request, self.task, order.w_rdy)
 
         turn = Signal(len(clients))
         m.d.comb += [
@@ -141,6 +144,7 @@ def _request_register(
     clients: Sequence[wiring.PureInterface],
     tags: Sequence[int],
     out: wiring.PureInterface,
+    task: Value,
     allowed: Value | int = 1,
 ) -> _Grant:
     """The register between clients' requests and the port."""
@@ -155,7 +159,11 @@ def _request_register(
     for k, (client, tag) in enumerate(zip(clients, tags, strict=True)):
         m.d.comb += client.request.ready.eq(free & grant.choice[k])
         with m.If(grant.go & grant.choice[k]):
-            m.d.sync += [out.payload.eq(client.request.payload), out.payload.client.eq(tag)]
+            m.d.sync += [
+                out.payload.eq(client.request.payload),
+                out.payload.client.eq(tag),
+                out.payload.task.eq(task),
+            ]
     return grant
 
 

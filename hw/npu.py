@@ -8,7 +8,7 @@
 ```
 """
 
-from amaranth.hdl import Module, Mux
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -27,6 +27,7 @@ from hw.interfaces import (
     CLIENT_FETCH_STORE,
     CLIENT_LOAD,
     CLIENT_STORE,
+    TASK_BITS,
     Axi4LiteSignature,
     Axi4Signature,
 )
@@ -129,7 +130,16 @@ class Npu(wiring.Component):
         ]
         connect(m, front_end.completion, completion.completion)
 
+        # --- the active task: one so far, hence a constant. The context unit will drive it, with every engine at rest.
+        active_task = Signal(TASK_BITS, init=0)
+        m.d.comb += memory_port.task.eq(active_task)
+
         # --- engines
+        # Frozen: waits for another engine, or does nothing more. Once all are, nothing can move: a cursor is moved only
+        # by an engine at work, a ring is configured only by the load engine.
+        frozen = Signal(len(Engine))
+        stalled = Signal()
+        m.d.sync += stalled.eq(frozen.all())
         for engine, unit in issue.items():
             name = engine.name.lower()
             worker = workers[engine]
@@ -152,7 +162,10 @@ class Npu(wiring.Component):
                 unit.engine_idle.eq(worker.idle),
                 unit.stop.eq(of("stop")),
                 unit.clear.eq(front_end.clear),
-                worker.clear.eq(front_end.clear),
+                unit.stalled.eq(stalled),
+                frozen[engine].eq(worker.idle & (unit.blocked | (unit.idle & of("parked")))),
+                # A table outlives no job: the next one may be of another program.
+                worker.clear.eq(front_end.clear | (unit.job_done if engine == Engine.COMPUTE else 0)),
                 of("retire").valid.eq(unit.retire.valid),
                 of("retire").index.eq(unit.retire.index),
                 of("job_done").eq(unit.job_done),
@@ -179,8 +192,9 @@ class Npu(wiring.Component):
                 data.View(CAUSE_FLAGS, flags).stopped.eq(of("stop")),
             ]
         connect(m, issue[Engine.LOAD].configure, ring_file.configure)
-        m.d.comb += ring_file.clear.eq(front_end.clear)
-        self._control_block(m, registers, front_end, completion, ring_file)
+        # Nor does a ring outlive the jobs in flight: what begins after them finds none configured.
+        m.d.comb += ring_file.clear.eq(front_end.clear | ~front_end.running)
+        self._control_block(m, active_task, registers, front_end, completion, ring_file)
 
         # --- scratchpad
         reads = (compute.pixels, compute.residual, compute.weights, dma_store.scratchpad)
@@ -223,6 +237,7 @@ class Npu(wiring.Component):
     def _control_block(
         self,
         m: Module,
+        active_task: Signal,
         registers: RegisterFile,
         front_end: FrontEnd,
         completion: CompletionUnit,
@@ -231,6 +246,7 @@ class Npu(wiring.Component):
         """Gather the task's state from the units that hold it."""
         block = self.control_block
         m.d.comb += [
+            block.task.eq(active_task),
             block.stopped.eq(front_end.stopped),
             block.fault.code.eq(front_end.fault_code),
             block.fault.engine.eq(front_end.fault_engine),

@@ -2,7 +2,7 @@
 
 ::
 
-    port_k: ring, cursor ─► row of the ring ─► ready, illegal, start ─► take ─► issue, offset, reserved of that row
+    port_k: ring, cursor ─► row of the ring ─► ready, fits, start ─► take ─► issue, offset, reserved of that row
             commit ──────► row of the ring ─► + advance ────────────► commit of that row
     configure ──────────────────────────────────────────────────────► place of a row; its counts to zero
 
@@ -128,21 +128,20 @@ class RingFile(wiring.Component):
                 m.d.comb += of_consumer.eq(Mux(place.consumer_mask[k], reserved - commits[k], 0))
                 held = Mux(of_consumer > held, of_consumer, held)
             m.d.comb += [
-                # A ring not yet configured is not ready: its configuration may be on its way in the load stream.
-                port.ready.eq(
-                    is_none | (active & Mux(is_producer, held + port.need <= place.slots, port.need <= filled))
-                ),
-                port.illegal.eq(
-                    ~is_none
-                    & (
-                        (port.ring >= rings)
-                        | ~(is_producer | (port.cursor < consumers))
-                        | (
-                            active
-                            & (~(is_producer | is_consumer) | (port.need > place.slots) | (port.advance > place.slots))
-                        )
+                # What does not fit is not ready: the configuration that it needs may be on its way in the load stream.
+                port.fits.eq(
+                    is_none
+                    | (
+                        active
+                        & (is_producer | is_consumer)
+                        & (port.need <= place.slots)
+                        & (port.advance <= place.slots)
                     )
                 ),
+                port.ready.eq(
+                    is_none | (port.fits & Mux(is_producer, held + port.need <= place.slots, port.need <= filled))
+                ),
+                port.illegal.eq(~is_none & ((port.ring >= rings) | ~(is_producer | (port.cursor < consumers)))),
                 port.base.eq(place.base),
                 port.start.eq(
                     Mux(is_producer, offset[consumers], _select([offset[k] for k in range(consumers)], consumer))

@@ -33,7 +33,7 @@ def transfer_walk(config: NpuConfig) -> data.StructLayout:
             "dram_offset": 64,  # from base_address
             "dram_stride": data.ArrayLayout(32, DIMENSIONS),  # two's complement
             "base_address": config.address_bits,
-            "base_bytes": config.address_bits,
+            "base_bytes": config.address_bits + 1,  # at most the address space
             "start": config.scratchpad_address_bits,  # from the ring's base
             "place_stride": data.ArrayLayout(place_bits, DIMENSIONS),
             "ring_bytes": place_bits,

@@ -7,9 +7,11 @@ import sys
 from hw.spec.causes import Cause
 from hw.spec.commands import Cursor, Engine, Opcode
 from hw.spec.config import NpuConfig, load_config
+from sim import golden as golden_model
 from sim.engines import open_device
 from sim.session import Measurement, measure
 from sim.workload import find_workload
+from sw.check import check_program
 from sw.compiler import compile_graph
 from sw.driver import Driver
 from sw.emit import Operand, Streams
@@ -82,11 +84,16 @@ def _frames(config: NpuConfig, size: str) -> list[Measurement]:
     workload = find_workload("yolov5s", size)
     graph = workload.build()
     inputs = workload.inputs(graph)
+    golden = golden_model.run(graph, inputs)
     found = []
     for name in POLICIES:
         compiled = compile_graph(graph, config, policy(name))
+        check_program(compiled.program, config)
         print(f"{workload.title}, {name} ...", file=sys.stderr, flush=True)
-        found.append(measure(compiled, config, inputs, title=workload.title, engine="rtl")[0])
+        measurement, checked = measure(compiled, config, inputs, title=workload.title, engine="rtl", golden=golden)
+        if checked is None or checked.difference is not None:
+            sys.exit(f"{name}: {checked and checked.difference}")
+        found.append(measurement)
     return found
 
 
@@ -112,7 +119,10 @@ def _frame_section(measurements: list[Measurement]) -> list[str]:
         "",
         "Array utilisation of each layer (useful MACs over N² times the layer's cycles; a layer's cycles run from the",
     ]
-    out += ["last commit of the layer before to its own last commit):", ""]
+    out += [
+        "last commit of the layer before to its own last commit, so one that follows a long epilogue can show over 100 %):",
+        "",
+    ]
     out += ["| layer | MACs | " + " | ".join(f"`{m.policy}` cycles | `{m.policy}`" for m in measurements) + " |"]
     out += ["|---|---|" + "---|---|" * len(measurements)]
     for index, layer in enumerate(measurements[0].layers):

@@ -1,15 +1,14 @@
 """``results.json``: what a run measured, in a versioned form; ``SCHEMA`` is its JSON Schema."""
 
 import json
-import os
 import pathlib
-import tempfile
 import typing
 
 from hw.spec.causes import Cause
 from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from sim.session import Measurement
+from sw.files import write_whole
 
 VERSION = 1
 
@@ -124,18 +123,6 @@ def _run(m: Measurement) -> dict[str, typing.Any]:
     }
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
-
-
 def write_json(path: pathlib.Path, value: typing.Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    """Write a JSON file that appears whole or not at all."""
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())

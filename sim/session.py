@@ -14,9 +14,14 @@ from sim.engines import open_device
 from sim.verify import Difference, Spread, check_tensors, spread
 from sw.compiler import Compiled
 from sw.device import Retirement
-from sw.driver import Completion, Counters, Driver
+from sw.driver import Completion, Counters, Driver, DriverError, DriverTimeout
+from sw.program import Program
 
 Int8Array = NDArray[np.int8]
+
+PATIENCE = 50
+"""A frame that takes this many times its planned cycles, and ``PATIENCE_CYCLES`` more, is given up."""
+PATIENCE_CYCLES = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,10 @@ class LayerCycles:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one run gave. Cycles and counters are of all its frames; layers are of the last frame."""
+    """What one run gave. Cycles and counters are of all its frames; layers are of the last frame.
+
+    ``counters`` are those of the cycles in which a job ran (``cycles``, see ``job_counters``).
+    """
 
     title: str
     policy: str
@@ -100,8 +108,10 @@ def measure(
         If the engine cannot run.
     JobError
         If a job fails.
+    DriverError
+        If a frame takes far longer than planned (``time_limit``), with what each engine committed last.
     """
-    program = compiled.program
+    program, limit = compiled.program, time_limit(compiled)
     with open_device(engine, config, report=report) as device:
         driver = Driver(device, config)
         driver.load(program)
@@ -115,11 +125,15 @@ def measure(
         completions: list[Completion] = []
         retirements: list[Retirement] = []
         for frame in range(frames):
-            completions.append(driver.run(group, frame))
+            try:
+                completions.append(driver.run(group, frame, limit))
+            except DriverTimeout as error:
+                raise DriverError(f"frame {frame}: {error}; {last_commits(program, device.retirements())}") from None
             retirements = device.retirements()
         seconds = time.perf_counter() - started
         simulated = device.cycle - first_cycle
-        counters = driver.counters() - before
+        cycles = sum(completion.cycles for completion in completions)
+        counters = job_counters(driver.counters() - before, cycles)
         checked = None
         if golden is not None:
             checked = _check(compiled, golden, lambda base, offset, size: driver.read_bytes(group, base, offset, size))
@@ -130,7 +144,7 @@ def measure(
                 engine=engine,
                 npu=config.name,
                 frames=frames,
-                cycles=sum(completion.cycles for completion in completions),
+                cycles=cycles,
                 frame_cycles=tuple(completion.cycles for completion in completions),
                 macs=program.macs,
                 clock_mhz=config.clock_mhz,
@@ -145,6 +159,49 @@ def measure(
             ),
             checked,
         )
+
+
+def time_limit(compiled: Compiled) -> int:
+    """Cycles after which a frame is taken to hang."""
+    return PATIENCE * sum(plan.cycles for plan in compiled.plans) + PATIENCE_CYCLES
+
+
+def last_commits(program: Program, retirements: list[Retirement]) -> str:
+    """In one line, the last command that each engine committed."""
+    last = {Engine(retirement.engine): retirement for retirement in retirements}
+    parts = []
+    for engine in Engine:
+        name, total = engine.name.lower(), program.commands(engine)
+        if engine in last:
+            parts.append(f"{name} command {last[engine].index} of {total} in cycle {last[engine].cycle}")
+        else:
+            parts.append(f"{name} none of {total}")
+    return f"last committed: {', '.join(parts)}"
+
+
+def job_counters(window: Counters, cycles: int) -> Counters:
+    """Counters of the ``cycles`` in which jobs ran, from those of a window that has these jobs, whole, and no other.
+
+    A snapshot is a register access, so a window also has the cycles before a job begins and after it has ended, among
+    them the write of its completion. In those every engine is idle; they are taken off IDLE and CYCLES, and then the
+    causes of each engine add up to ``cycles`` exactly. All other counters are as counted.
+
+    Raises
+    ------
+    DriverError
+        If an engine was not idle in that many cycles.
+    """
+    values = dict(window.values)
+    outside = values["CYCLES"] - cycles
+    values["CYCLES"] = cycles
+    for engine in Engine:
+        name = f"{engine.name}_{Cause.IDLE.name}"
+        if not 0 <= outside <= values[name]:
+            raise DriverError(
+                f"{engine.name.lower()} was idle in {values[name]} cycles, of {outside} in which no job ran"
+            )
+        values[name] -= outside
+    return Counters(values)
 
 
 def _check(compiled: Compiled, golden: Mapping[str, Int8Array], read: Callable[[int, int, int], bytes]) -> Checked:

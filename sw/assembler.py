@@ -69,7 +69,7 @@ def assemble(line: str) -> int:
         if not equals or not isinstance(value, int | list):
             raise AssemblyError(f"{word!r} is neither an operand nor key=value: {line.strip()[:80]!r}")
         operand = operands[current] if current >= 0 else None
-        if key == "layer":
+        if key == "layer" and isinstance(value, int):
             layer = value
         elif key in ("need", "advance", "offset") and operand is not None:
             operands[current] = Operand(**{**vars(operand), key: value})

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hw.spec.commands import Engine, Opcode
+from hw.spec.commands import MAX_SLOTS, Engine, Opcode
 from hw.spec.config import NpuConfig
 from sw.arena import Buffer, Placement, place, place_apart
 from sw.constants import identity_parameter_block, weight_slot
@@ -83,8 +83,10 @@ def compile_graph(
     tags: dict[bytes, int] = {}
     layers: list[Layer] = []
     rings: list[RingUse] = []
-    streams.configure(order.ring, 0, (1 << 14) - 1, 0, 1 << order.ring)
+    streams.configure(order.ring, 0, MAX_SLOTS, 0, 1 << order.ring)
     peak = 0
+    alone = False
+    """Whether the step before had the whole scratchpad."""
     for index, plan in enumerate(plans):
         streams.layer = index
         before = streams.position()
@@ -103,21 +105,31 @@ def compile_graph(
         else:
             raw = identity_parameter_block(config.array.n)
             weights, offsets = [constants.add(raw.tobytes())], [0]
+        ring_set = index % policy.sets
+        share = config.scratchpad.bytes // policy.sets
+        region = (0, config.scratchpad.bytes) if plan.whole_scratchpad else (share * ring_set, share)
+        sets = range(policy.sets) if plan.whole_scratchpad or alone else (ring_set,)
+        mask = sum(((1 << len(ROLES)) - 1) << len(ROLES) * number for number in sets)
+        alone = plan.whole_scratchpad
         emitter = StepEmitter(
             config=config,
             plan=plan,
             streams=streams,
             order=order,
             tensors=tensors,
-            ring_set=index % policy.sets,
-            region=(config.scratchpad.bytes // policy.sets * (index % policy.sets), tiler.budget),
+            ring_set=ring_set,
+            region=region,
+            drained_mask=mask,
             weight_offsets=weights,
             tile_offsets=offsets,
             table_offset=table_offset,
             table_tag=tag,
             output_is_read=step.output in read,
         )
-        emitter.emit()
+        try:
+            emitter.emit()
+        except ValueError as error:
+            raise PlanError(f"{step.name}: {error}") from None
         peak = max(peak, emitter.peak)
         rings += [
             RingUse(step.name, role, emitter.ring[role], emitter.base[role], plan.slots[role], plan.slot_bytes[role])
@@ -138,8 +150,6 @@ def compile_graph(
         streams.add(Engine.LOAD, Opcode.WAIT, (settle,))
     for engine in Engine:
         streams.add(engine, Opcode.END)
-    if order.published >= 1 << 14:
-        raise PlanError(f"the program has {order.published} ordered stores; the hardware counts {(1 << 14) - 1}")
     buffer_bytes["constants"] = constants.bytes
     program = Program(
         name=graph.name,
@@ -156,6 +166,7 @@ def compile_graph(
         rings=tuple(rings),
         scratchpad_peak=peak,
         arena_lower_bound=bound,
+        tensors_kept=keep_tensors,
     )
     return Compiled(program, lowered, plans)
 

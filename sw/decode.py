@@ -7,24 +7,6 @@ from hw.spec.commands import BODIES, BODY_BITS, HEADER, OPERAND, OPERANDS, Curso
 from sw.emit import Operand
 from sw.program import Program
 
-_SIGNED = {
-    "x_origin": 16,
-    "y_origin": 16,
-    "pad_value": 8,
-    "output_zero_point": 8,
-    "clamp_low": 8,
-    "clamp_high": 8,
-    "add_zero_point_a": 8,
-    "add_zero_point_b": 8,
-    "add_zero_point_out": 8,
-    "add_shift_a": 8,
-    "add_shift_b": 8,
-    "add_shift_out": 8,
-    "dram_stride": 32,
-    "scratchpad_stride": 32,
-}
-"""Fields in two's complement, with their widths."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Command:
@@ -41,11 +23,6 @@ class Command:
             return Opcode(self.opcode).name
         except ValueError:
             return f"ILLEGAL_{self.opcode}"
-
-
-def signed(value: int, bits: int) -> int:
-    """``value`` of ``bits`` bits as two's complement."""
-    return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
 
 def decode(bits: int) -> Command:
@@ -67,10 +44,6 @@ def decode(bits: int) -> Command:
     if layout is not None:
         raw = bits >> (HEADER.size + OPERANDS * OPERAND.size) & ((1 << BODY_BITS) - 1)
         body = unpack(layout, raw & ((1 << layout.size) - 1))
-        for name, width in _SIGNED.items():
-            if name in body:
-                value = body[name]
-                body[name] = [signed(v, width) for v in value] if isinstance(value, list) else signed(value, width)
     return Command(header["opcode"], header["layer"], tuple(operands), body)
 
 

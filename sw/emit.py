@@ -8,6 +8,7 @@ from hw.spec.commands import (
     BODIES,
     COMMAND_BYTES,
     HEADER,
+    MAX_SLOTS,
     OPERAND,
     OPERANDS,
     RING_CONFIGURE,
@@ -130,6 +131,15 @@ class StoreOrder:
         count = last - self.waited
         self.waited = last
         return Operand(self.ring, Cursor.CONSUMER_0, count, count)
+
+    def make_room(self, stores: int) -> Operand | None:
+        """The operand that waits for what was published, if ``stores`` more could exceed the semaphore's count.
+
+        Raises ``ValueError`` if ``stores`` alone exceed it.
+        """
+        if stores > MAX_SLOTS:
+            raise ValueError(f"{stores} ordered stores in one step; the hardware counts {MAX_SLOTS}")
+        return self.settle() if self.published - self.waited + stores > MAX_SLOTS else None
 
     def settle(self) -> Operand | None:
         """The operand that waits for every store published; None if all were waited for."""

@@ -1,5 +1,7 @@
 """The driver's heap in the NPU's memory."""
 
+from collections.abc import Iterable
+
 ALIGNMENT = 4096
 
 
@@ -34,6 +36,20 @@ class Heap:
                 self.peak_bytes = max(self.peak_bytes, self.used_bytes)
                 return first
         raise HeapError(f"no room for {size} bytes in the NPU's memory")
+
+    def allocate_all(self, sizes: Iterable[int]) -> list[int]:
+        """An address for each of ``sizes``; when one has no room, ``HeapError`` and the heap is as before."""
+        allocations, peak = self.allocations, self.peak_bytes
+        addresses: list[int] = []
+        try:
+            for size in sizes:
+                addresses.append(self.allocate(size))
+        except HeapError:
+            for address in addresses:
+                self.release(address)
+            self.allocations, self.peak_bytes = allocations, peak
+            raise
+        return addresses
 
     def release(self, address: int) -> None:
         """Give a range back. Raises ``ValueError`` for an address that was not allocated."""

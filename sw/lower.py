@@ -9,6 +9,7 @@ and the epilogue does the rest.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,8 +289,8 @@ class _Lowering:
             weights = first.weights
             bias = first.bias.astype(np.int64) - zero_point * weights.astype(np.int64).sum(axis=(1, 2, 3))
             output_zero_point = tensors[first.output].zero_point
-            geometry = {"stride": first.stride, "dilation": first.dilation, "padding": first.padding}
-            parameters = {"bias": bias, "multiplier": multiplier, "shift": shift}
+            geometry: dict[str, Any] = {"stride": first.stride, "dilation": first.dilation, "padding": first.padding}
+            parameters: dict[str, Any] = {"bias": bias, "multiplier": multiplier, "shift": shift}
             rest = chain[1:]
         else:
             computed = first.inputs[0]
@@ -329,7 +330,7 @@ class _Lowering:
         )
 
 
-def _identity_parameters(channels: int) -> dict[str, NDArray]:
+def _identity_parameters(channels: int) -> dict[str, Any]:
     return {
         "bias": np.zeros(channels, np.int64),
         "multiplier": np.full(channels, IDENTITY_MULTIPLIER, np.int32),

@@ -3,19 +3,23 @@
 import dataclasses
 import io
 import json
-import os
 import pathlib
-import tempfile
 import typing
 import zipfile
+import zlib
 
 from hw.spec.commands import COMMAND_BYTES, Engine
+from sw.files import write_whole
 
 FORMAT = "rondo-program"
 VERSION = 1
 
 BASE_CONSTANTS, BASE_ARENA, BASE_INPUT, BASE_OUTPUT = range(4)
 """Which buffer each base register is bound to."""
+
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError)
+"""What reading a damaged image raises; RuntimeError for an encrypted entry or a compression that nobody knows."""
 
 
 class ProgramError(ValueError):
@@ -84,6 +88,8 @@ class Program:
     rings: tuple[RingUse, ...]
     scratchpad_peak: int
     arena_lower_bound: int
+    tensors_kept: bool = False
+    """Whether no tensor lies over another, so that all can be read back after a job."""
     safe_points: tuple[SafePoint, ...] = ()
 
     @property
@@ -112,9 +118,7 @@ class Program:
                 archive.writestr(f"{engine.name.lower()}.bin", stream)
             archive.writestr("constants.bin", self.constants)
         try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(buffer.getvalue())
-            os.replace(file.name, path)
+            write_whole(path, buffer.getvalue())
         except OSError as error:
             raise ProgramError(f"cannot write {path}: {error.strerror}") from None
 
@@ -159,6 +163,7 @@ class Program:
                 rings=tuple(RingUse(**value) for value in manifest["rings"]),
                 scratchpad_peak=manifest["scratchpad_peak"],
                 arena_lower_bound=manifest["arena_lower_bound"],
+                tensors_kept=manifest["tensors_kept"],
                 safe_points=tuple(
                     SafePoint(tuple(value["commands"]), value["live_bytes"], value["restartable"])
                     for value in manifest["safe_points"]
@@ -166,7 +171,7 @@ class Program:
             )
         except OSError as error:
             raise ProgramError(f"cannot read {path}: {error.strerror or error}") from None
-        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ProgramError):
-                raise
+        except ProgramError:
+            raise
+        except _DAMAGE as error:
             raise ProgramError(f"{path} is not a valid Rondo program: {error}") from None

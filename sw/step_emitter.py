@@ -50,7 +50,8 @@ def rectangle(run: int, rows: int, dram_stride: int, scratchpad_stride: int) -> 
 
 
 class StepEmitter:
-    """Emits one step. ``region`` is the base and size of the scratchpad that the step's rings share."""
+    """Emits one step. ``region`` is the base and size of the scratchpad that the step's rings share; ``drained_mask``
+    the rings that used those bytes before."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class StepEmitter:
         table_offset: int,
         table_tag: int,
         output_is_read: bool,
+        drained_mask: int,
     ) -> None:
         self.n = config.array.n
         self.config = config
@@ -80,13 +82,18 @@ class StepEmitter:
         self.table_offset = table_offset
         self.table_tag = table_tag
         self.output_is_read = output_is_read
+        self.drained_mask = drained_mask
         self.ring = {role: ring_set * len(ROLES) + index for index, role in enumerate(ROLES)}
         self.base, self.peak = self._place(*region)
         self.units = self._units()
 
     def emit(self) -> None:
         """Append the step's commands to the three streams."""
-        mask = sum(1 << ring for ring in self.ring.values())
+        mask = self.drained_mask
+        if self.output_is_read:
+            settle = self.order.make_room(len(self.units))
+            if settle is not None:
+                self.streams.add(Engine.LOAD, Opcode.WAIT, (settle,))
         for role, slots in self.plan.slots.items():
             self.streams.configure(self.ring[role], self.base[role], slots, self.plan.slot_bytes[role], mask)
         for load in sorted(self._loads(), key=lambda load: (load.free, load.deadline)):
@@ -204,7 +211,7 @@ class StepEmitter:
         end = left + source.layout.row_bytes
         for offset, size in ((0, left), (end, source.row_stride - end)):
             if size:
-                body = {"fill": self.step.pad_value, **rectangle(size, rows, 0, source.row_stride)}
+                body = {"fill": self.step.pad_value & 0xFF, **rectangle(size, rows, 0, source.row_stride)}
                 transfers.append((Opcode.FILL, source.offset + offset, None, body))
         return transfers
 
@@ -230,7 +237,9 @@ class StepEmitter:
 
     def _store(self, unit: _Unit) -> None:
         tensor = self.tensors[self.step.output]
-        order = self.order.publish(tensor.name, unit.group.rows) if self.output_is_read else None
+        # Stores complete in order, so the last block's store of some rows stands for all blocks of them.
+        last = unit.block == self.plan.out_blocks - 1
+        order = self.order.publish(tensor.name, unit.group.rows) if self.output_is_read and last else None
         data = Operand(self.ring["output"], Cursor.CONSUMER_0, 1, 1)
         self.streams.add(Engine.STORE, Opcode.STORE, (data, order), self._block(tensor, unit))
 
@@ -402,7 +411,8 @@ class StepEmitter:
 
     def _row_pass(self, rows: int, width: int) -> list[tuple[Rows, Rows]]:
         """Pieces (rows, columns) of the row pass, each within half the accumulator."""
-        half = self.config.accumulator_half
+        most = self.config.command_cycles_max // self.step.kernel[1]
+        half = min(self.config.accumulator_half, most)
         if width > half:
             return [
                 (Rows(row, row + 1), Rows(column, min(column + half, width)))

@@ -76,6 +76,8 @@ class StepPlan:
     group_rows: int
     group_columns: int
     weights_resident: bool
+    whole_scratchpad: bool
+    """Whether its rings fit only if no other step's are there."""
     slot_bytes: dict[str, int]
     slots: dict[str, int]
     cycles: int
@@ -140,32 +142,48 @@ class Tiler:
         """The cheapest plan that fits. Raises ``PlanError`` if none does."""
         output = TensorLayout(*self.shapes[step.output], self.config.array.n)
         columns, rows = self._group(step, output)
+        least = 0
+        for budget in sorted({self.config.scratchpad.bytes // self.policy.sets, self.config.scratchpad.bytes}):
+            self.budget = budget
+            # Smaller groups serve fewer pixels with each weight tile: only if larger ones do not fit.
+            height = rows
+            while height:
+                best, smallest = self._best(step, output, height, columns)
+                if best is not None:
+                    return best
+                least = smallest
+                height //= 2
+        raise PlanError(
+            f"{step.name} does not fit the scratchpad: it needs at least {least} bytes; there are "
+            f"{self.config.scratchpad.bytes}"
+        )
+
+    def _best(self, step: Step, output: TensorLayout, rows: int, columns: int) -> tuple[StepPlan | None, int]:
+        """The cheapest plan with groups of ``rows`` x ``columns`` that fits, and the fewest bytes that any needs."""
         best: StepPlan | None = None
-        smallest: StepPlan | None = None
+        smallest = 0
         tile_rows = rows
         while True:
             for slots in range(self.policy.slots, 0, -1):
                 plan = self._build(step, output, rows, columns, min(tile_rows, output.height), slots)
-                if smallest is None or plan.scratchpad_bytes < smallest.scratchpad_bytes:
-                    smallest = plan
+                smallest = min(smallest or plan.scratchpad_bytes, plan.scratchpad_bytes)
                 if plan.scratchpad_bytes <= self.budget:
                     if best is None or plan.cycles < best.cycles:
                         best = plan
                     break
             if tile_rows >= output.height:
-                break
+                return best, smallest
             tile_rows += rows
-        if best is None:
-            assert smallest is not None
-            raise PlanError(
-                f"{step.name} does not fit the scratchpad: it needs at least {smallest.scratchpad_bytes} bytes and "
-                f"policy {self.policy.name} gives it {self.budget}"
-            )
-        return best
 
     def _group(self, step: Step, output: TensorLayout) -> tuple[int, int]:
         """Columns and rows of a group."""
         taps = self._taps(step)
+        # A weight tile takes N + 1 cycles however few pixels it serves.
+        if not isinstance(step, PoolStep) and taps * (self.config.array.n + 1) > self.config.command_cycles_max:
+            raise PlanError(
+                f"{step.name} takes at least {taps * (self.config.array.n + 1)} cycles a command; "
+                f"command_cycles_max allows {self.config.command_cycles_max}"
+            )
         most = min(self.config.accumulator_half, max(1, self.config.command_cycles_max // taps))
         columns = _balanced(output.width, most)
         rows = _balanced(output.height, max(1, most // columns)) if columns == output.width else 1
@@ -256,6 +274,7 @@ class Tiler:
             rows,
             columns,
             resident or len(tiles) == 1,
+            self.budget == self.config.scratchpad.bytes and self.policy.sets > 1,
             slot_bytes,
             ring_slots,
             self._estimate(step, sources, output, tiles, rows, columns, slot_bytes, resident or len(tiles) == 1, slots),

@@ -270,6 +270,26 @@ class Fault(enum.IntEnum, shape=8):
     """The bus answered a command or job fetch with an error, or a stream ran past its end."""
 
 
+SIGNED = frozenset(
+    {
+        "x_origin",
+        "y_origin",
+        "pad_value",
+        "output_zero_point",
+        "clamp_low",
+        "clamp_high",
+        "add_zero_point_a",
+        "add_zero_point_b",
+        "add_zero_point_out",
+        "add_shift_a",
+        "add_shift_b",
+        "add_shift_out",
+        "dram_stride",
+    }
+)
+"""Fields in two's complement; all others are unsigned."""
+
+
 def _fields(layout: data.StructLayout) -> typing.Iterator[tuple[str, int, int, int]]:
     """Each scalar field: name, index (or -1), bit offset, width."""
     for name, field in layout:
@@ -295,8 +315,8 @@ _LAYOUTS: dict[int, data.StructLayout] = {
 def pack(layout: data.StructLayout, values: typing.Mapping[str, typing.Any]) -> int:
     """Bits of a flat layout (scalars and arrays of scalars) from field values; missing fields are zero.
 
-    Negative values are stored in two's complement. Raises ``ValueError`` for a value that does not fit and
-    ``KeyError`` for an unknown field.
+    Fields of ``SIGNED`` are stored in two's complement. Raises ``ValueError`` for a value that does not fit its field
+    and ``KeyError`` for an unknown field.
     """
     result = 0
     known = set()
@@ -306,7 +326,8 @@ def pack(layout: data.StructLayout, values: typing.Mapping[str, typing.Any]) -> 
         if index >= 0:
             value = value[index] if value else 0
         value = int(value)
-        if not -(1 << (width - 1)) <= value < (1 << width):
+        low, high = (-(1 << (width - 1)), 1 << (width - 1)) if name in SIGNED else (0, 1 << width)
+        if not low <= value < high:
             raise ValueError(f"{name} of {value} does not fit {width} bits")
         result |= (value & ((1 << width) - 1)) << offset
     if not known.issuperset(values):
@@ -315,10 +336,12 @@ def pack(layout: data.StructLayout, values: typing.Mapping[str, typing.Any]) -> 
 
 
 def unpack(layout: data.StructLayout, bits: int) -> dict[str, typing.Any]:
-    """The inverse of ``pack``; all values unsigned."""
+    """The inverse of ``pack``."""
     result: dict[str, typing.Any] = {}
     for name, index, offset, width in _packing(id(layout)):
         value = bits >> offset & ((1 << width) - 1)
+        if name in SIGNED and value >> (width - 1):
+            value -= 1 << width
         if index < 0:
             result[name] = value
         else:

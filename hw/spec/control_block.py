@@ -12,10 +12,13 @@ INDEX_BITS = 24
 """Bits of a command index within its stream."""
 JOB_INDEX_BITS = 16
 """Bits of a job index; job ring entry = index modulo the ring's (power of two) length."""
+HOST_ADDRESS_BITS = 48
+"""Bits of an address in the host's registers, at least ``address_bits``; what lies beyond the latter is a fault."""
 
 
 def base_register(config: NpuConfig) -> data.StructLayout:
-    return data.StructLayout({"address": config.address_bits, "bytes": config.address_bits})
+    """A buffer: at most the whole address space, hence the extra bit of ``bytes``."""
+    return data.StructLayout({"address": config.address_bits, "bytes": config.address_bits + 1})
 
 
 def engine_progress(config: NpuConfig) -> data.StructLayout:
@@ -67,11 +70,11 @@ def task_control_block(config: NpuConfig) -> data.StructLayout:
             "stopped": 1,  # by a fault, until the driver resumes it
             "fault": data.StructLayout({"code": 8, "engine": 2, "command": INDEX_BITS, "job_index": JOB_INDEX_BITS}),
             "program": data.ArrayLayout(
-                data.StructLayout({"address": config.address_bits, "commands": INDEX_BITS}), ENGINES
+                data.StructLayout({"address": HOST_ADDRESS_BITS, "commands": INDEX_BITS}), ENGINES
             ),
-            "job_ring": data.StructLayout({"address": config.address_bits, "log2_entries": 4, "tail": JOB_INDEX_BITS}),
+            "job_ring": data.StructLayout({"address": HOST_ADDRESS_BITS, "log2_entries": 4, "tail": JOB_INDEX_BITS}),
             "completion_ring": data.StructLayout(
-                {"address": config.address_bits, "log2_entries": 4, "head": JOB_INDEX_BITS, "tail": JOB_INDEX_BITS}
+                {"address": HOST_ADDRESS_BITS, "log2_entries": 4, "head": JOB_INDEX_BITS, "tail": JOB_INDEX_BITS}
             ),
             "progress": data.ArrayLayout(engine_progress(config), ENGINES),
             "ring": data.ArrayLayout(ring_state(config), config.rings.count),

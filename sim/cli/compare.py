@@ -6,10 +6,21 @@ import pathlib
 
 import click
 
+from sim import golden as golden_model
 from sim import report, results
-from sim.cli.common import Work, configuration, console, fail, guarded, model_options, output_folder, policies
+from sim.cli.common import (
+    Cancelled,
+    Work,
+    configuration,
+    console,
+    fail,
+    guarded,
+    model_options,
+    output_folder,
+    policies,
+)
 from sim.engines import ENGINES, open_device
-from sim.session import Measurement, measure
+from sim.session import Checked, Measurement, measure
 from sim.workload import find_workload
 from sw.check import check_program
 from sw.compiler import compile_graph
@@ -65,18 +76,23 @@ def compare(
             check_program(compiled.program, config)
             programs.append(compiled)
 
-        def one(index: int) -> Measurement:
+        golden = golden_model.run(graph, inputs)
+
+        def one(index: int) -> tuple[Measurement, Checked]:
             compiled = programs[index]
             progress = work.track(chosen[index].name, frames * sum(plan.cycles for plan in compiled.plans))
-            return measure(
+            measurement, checked = measure(
                 compiled,
                 config,
                 inputs,
                 title=workload.title,
                 engine=engine,
                 frames=frames,
+                golden=golden,
                 progress=progress,
-            )[0]
+            )
+            assert checked is not None
+            return measurement, checked
 
         # Threads are enough: the compiled simulator runs outside Python.
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -90,7 +106,15 @@ def compare(
                 for future in futures:
                     future.cancel()
                 raise
-        measurements = [future.result() for future in futures]
+        # Of several failures the first that is no cancellation is the reason.
+        failures = [error for error in (future.exception() for future in futures) if error is not None]
+        for error in sorted(failures, key=lambda error: isinstance(error, Cancelled)):
+            raise error
+        measurements = [future.result()[0] for future in futures]
+        for policy, future in zip(chosen, futures, strict=True):
+            difference = future.result()[1].difference
+            if difference is not None:
+                fail(f"check failed under {policy.name}: {difference}", code=1)
     content = results.as_dict(measurements, config)
     results.write_json(folder / "results.json", content)
     if as_json:
@@ -99,4 +123,5 @@ def compare(
     console.print(report.comparison(measurements))
     console.print(report.causes(measurements))
     speed = sum(m.cycles_per_second for m in measurements) / len(measurements)
+    console.print("outputs of every run are equal to the golden model's")
     console.print(f"{speed:,.0f} simulated cycles a second; results in {folder / 'results.json'}")

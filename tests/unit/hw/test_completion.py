@@ -204,3 +204,36 @@ def test_timing_is_the_pages(bus_bits: int, burst_beats: int) -> None:
             ctx.set(dut.tail, head + 1)
 
     simulate(config, bench, 500)
+
+
+@pytest.mark.parametrize("place", [1 << 36, 1 << 40, 1 << 47, (1 << 36) - 2 * COMPLETION_BYTES])
+def test_a_record_beyond_the_address_space_is_not_written(place: int) -> None:
+    """It is an error as a bus error is: a pulse, and the head moves on. The last ring straddles the end."""
+    config = load_config("tiny")
+    inside = [i for i in range(4) if place + i * COMPLETION_BYTES < 1 << config.address_bits]
+    memory = Memory(config, random.Random(seed()), 1.0, 3)
+    errors = []
+
+    async def bench(dut: CompletionUnit, ctx) -> None:
+        ctx.set(dut.ring_address, place)
+        ctx.set(dut.ring_log2_entries, 2)
+        ctx.set(dut.completion.valid, 1)
+        for head in range(4):
+            await ctx.tick().until(dut.completion.ready)
+            assert ctx.get(dut.busy)
+            if head not in inside:
+                assert not ctx.get(dut.memory.request.valid)
+                assert ctx.get(dut.error)
+                errors.append(head)
+                await ctx.tick()
+            while ctx.get(dut.busy):
+                assert not ctx.get(dut.error)
+                await ctx.tick()
+            assert ctx.get(dut.head) == head + 1
+        assert not ctx.get(dut.completion.ready)
+
+    simulate(config, bench, 1000, memory.run)
+    assert sorted({address // COMPLETION_BYTES * COMPLETION_BYTES for address in memory.bytes}) == [
+        place + i * COMPLETION_BYTES for i in inside
+    ]
+    assert errors == [i for i in range(4) if i not in inside]

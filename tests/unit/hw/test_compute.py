@@ -96,8 +96,8 @@ class Builder:
             "in_width": r.randint(1, 12),
             "in_rows": r.randint(1, 10),
             "in_pixel_stride": r.choice((n, n, r.randint(1, n))),
-            "pad_value": r.randrange(256),
-            "output_zero_point": r.randrange(256),
+            "pad_value": r.randint(-128, 127),
+            "output_zero_point": r.randint(-128, 127),
             "table_tag": r.randrange(3),
         } | fields
         if f["accumulate_last"]:

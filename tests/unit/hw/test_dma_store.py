@@ -259,7 +259,7 @@ def test_older_error_wins() -> None:
     )
     good = Transfer(opcode=Opcode.STORE, index=1, run_bytes=4, base=2, operands=((1, 0, 1),))
     first = Transfer(opcode=Opcode.STORE, index=2, run_bytes=4, base=2, dram_offset=128)
-    outside = Transfer(opcode=Opcode.STORE, index=3, run_bytes=4, base=2, dram_offset=-4)
+    outside = Transfer(opcode=Opcode.STORE, index=3, run_bytes=4, base=2, dram_offset=1 << 40)
     unit.run([good, first, outside], more=[good])
     assert unit.faults() == [(Fault.BUS, 2)]
     assert [index for _, index in unit.retired()] == [1, 1]

@@ -151,15 +151,20 @@ class Bench:
         ctx.set(dut.start, 0)
 
     def job(self, job_index: int) -> bytes:
-        entry = self.rng.randbytes(JOB_BYTES)
+        entry = self.rng.randbytes(JOB_BYTES // 2)
+        for _ in range(8):  # each of any length
+            entry += self.rng.getrandbits(self.rng.choice([20, 36, 37, 64])).to_bytes(8, "little")
         self.memory.bytes[JOB_RING + job_index % (1 << self.log2_entries) * JOB_BYTES] = entry
         return entry
 
     def entry(self, block: bytes) -> tuple[int, list[tuple[int, int]]]:
-        def word(start: int) -> int:
-            return int.from_bytes(block[start : start + 8], "little") & ((1 << self.config.address_bits) - 1)
+        space = 1 << self.config.address_bits
 
-        return int.from_bytes(block[:4], "little"), [(word(64 + 16 * i), word(72 + 16 * i)) for i in range(4)]
+        def buffer(start: int) -> tuple[int, int]:
+            address, size = (int.from_bytes(block[i : i + 8], "little") for i in (start, start + 8))
+            return address % space, min(size, space) if address < space else 0
+
+        return int.from_bytes(block[:4], "little"), [buffer(64 + 16 * i) for i in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -296,3 +301,50 @@ def test_nothing_is_asked_beyond_an_end_that_has_arrived() -> None:
         assert max(cycle for cycle, _ in memory.requested) <= end
 
     simulate(config, 2000, main, bench.monitor, memory.run)
+
+
+@pytest.mark.parametrize("what", ["job ring", "program"])
+@pytest.mark.parametrize("place", [1 << 36, 1 << 40, 1 << 47, (1 << 48) - 512, (1 << 36) - 256])
+def test_nothing_is_asked_beyond_the_address_space(what: str, place: int) -> None:
+    """The item there is a fault in its turn, after those before it; the last place straddles the end."""
+    config = load_config("tiny")
+    space = 1 << config.address_bits
+    rng = random.Random(seed())
+    memory = Memory(config, rng, rng.choice([0.5, 1.0]))
+    bench = Bench(config, rng, memory)
+
+    async def main(dut: Fetcher, ctx) -> None:
+        ctx.set(dut.commands.ready, 1)
+        ctx.set(dut.engine_idle, 1)
+        for job_index in range(4):
+            bench.events.clear()
+            end = rng.randrange(4) if what == "program" else 0
+            entry, program = bench.job(job_index), random_program(rng, 4, end)
+            job_ring = place if what == "job ring" else JOB_RING
+            program_address = place if what == "program" else PROGRAM
+            memory.bytes.clear()
+            memory.fill(program_address, program)
+            memory.bytes[job_ring + job_index * JOB_BYTES] = entry
+            while not ctx.get(dut.ready):
+                await ctx.tick()
+            ctx.set(dut.job_ring_address, job_ring)
+            ctx.set(dut.job_ring_log2_entries, 2)
+            ctx.set(dut.program_address, program_address)
+            ctx.set(dut.program_commands, 4)
+            ctx.set(dut.job_index, job_index)
+            ctx.set(dut.start, 1)
+            await ctx.tick()
+            ctx.set(dut.start, 0)
+            while not ctx.get(dut.ready):
+                await ctx.tick()
+            seen = [(kind, value[0] if kind == "command" else value) for _, kind, value in bench.events]
+            inside = sum(program_address + COMMAND_BYTES * i < space for i in range(end + 1))
+            if job_ring + job_index * JOB_BYTES >= space:
+                assert seen == [("fault", (Fault.FETCH, 0))]
+            else:
+                assert seen[0] == ("entry", bench.entry(entry))
+                assert seen[1 : inside + 1] == [("command", i) for i in range(inside)]
+                assert seen[inside + 1 :] == ([("fault", (Fault.FETCH, inside))] if inside <= end else [])
+        assert all(address < space for _, address in memory.requested)
+
+    simulate(config, 5000, main, bench.monitor, memory.run)

@@ -63,7 +63,15 @@ class Model:
             "job_head": self.head, "running": self.newest != self.head, "stopped": self.state == "stopped",
             "clear": clear, "completion": completion,
             "fault": record or (0, 0, 0, 0),
-            "engines": {e: (self.running[e], self.job_index[e], stop[e]) for e in Engine},
+            "engines": {
+                e: (
+                    self.running[e],
+                    self.job_index[e],
+                    stop[e],
+                    stop[e] or (not self.running[e] and self.job_index[e] == self.newest),
+                )
+                for e in Engine
+            },
         }  # fmt: skip
 
         quiet = (
@@ -210,7 +218,9 @@ class World:
         return self.rng.random() < self.bad_fetch
 
     def entry(self, job_index: int) -> bytes:
-        block = (1000 + job_index).to_bytes(4, "little") + self.rng.randbytes(JOB_BYTES - 4)
+        block = (1000 + job_index).to_bytes(4, "little") + self.rng.randbytes(JOB_BYTES // 2 - 4)
+        for _ in range(8):  # addresses and sizes that the NPU has
+            block += self.rng.getrandbits(CONFIG.address_bits).to_bytes(8, "little")
         self.memory[JOB_RING + job_index % (1 << LOG2_ENTRIES) * JOB_BYTES] = block
         return block
 
@@ -277,7 +287,7 @@ def run(
                     name: getattr(p, name) for name in ("job", "started", "finished", "status", "engine", "command")
                 }
             seen["engines"] = {
-                e: tuple(ctx.get(getattr(dut, f"{n}_{NAMES[e]}")) for n in ("running", "job_index", "stop"))
+                e: tuple(ctx.get(getattr(dut, f"{n}_{NAMES[e]}")) for n in ("running", "job_index", "stop", "parked"))
                 for e in Engine
             }
             assert seen == expected, cycle
@@ -285,8 +295,8 @@ def run(
                 if ctx.get(getattr(dut, f"commands_{name}").valid):  # base registers hold this job's entry
                     entry = entries[ctx.get(getattr(dut, f"job_index_{name}"))]
                     for i, base in enumerate(ctx.get(getattr(dut, f"base_{name}"))):
-                        assert base.address == int.from_bytes(entry[64 + 16 * i :][:8], "little") % (1 << 36)
-                        assert base.bytes == int.from_bytes(entry[72 + 16 * i :][:8], "little") % (1 << 36)
+                        assert base.address == int.from_bytes(entry[64 + 16 * i :][:8], "little")
+                        assert base.bytes == int.from_bytes(entry[72 + 16 * i :][:8], "little")
             if seen["completion"] and inputs["completion_ready"]:
                 world.completions.append(seen["completion"])
                 if len(world.completions) == jobs:

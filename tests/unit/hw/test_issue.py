@@ -44,6 +44,7 @@ GOOD: dict[Opcode, Values] = {
     Opcode.STORE: {"base": 1, "run_bytes": 77, "count": [9, 1, 1], "dram_stride": [-4, 0, 4]},
     Opcode.CONVOLVE: {"out_width": HALF // 8, "out_rows": 8, "kernel_width": 3, "kernel_height": 1, "in_blocks": 2},
 }  # fmt: skip
+STRIDES = ("in_row_stride", "in_block_stride", "out_row_stride", "residual_row_stride")
 BAD: dict[Opcode, list[Values]] = {
     Opcode.RING_CONFIGURE: [
         {"ring": 5}, {"ring": 255}, {"slots": 0}, {"slots": 0, "ring_bytes": 0},
@@ -51,11 +52,12 @@ BAD: dict[Opcode, list[Values]] = {
         {"slot_bytes": 40 | 1 << 31}, {"ring_bytes": 119}, {"ring_bytes": 120 | 1 << 30}, {"base": SIZE},
         {"base": SIZE - 116}, {"base": 64 | 1 << 31}, {"base": 64 + WORD // 2},
         {"base": SIZE, "slot_bytes": 0, "ring_bytes": 0},
-        {"slots": 1, "slot_bytes": SIZE + 4, "ring_bytes": SIZE + 4, "base": 0},
+        {"slots": 1, "slot_bytes": SIZE + 4, "ring_bytes": SIZE + 4, "base": 0}, {"consumer_mask": 5 | 16},
     ],
     Opcode.CONVOLVE: [
         {"out_width": 0}, {"out_rows": 0}, {"kernel_width": 0}, {"kernel_height": 0}, {"in_blocks": 0},
         {"out_rows": 9}, {"out_width": 32768, "out_rows": 32768}, {"out_width": HALF + 1, "out_rows": 1},
+        *({name: stride} for name in STRIDES for stride in (2 * SIZE, 1 << 31)),
     ],
 }  # fmt: skip
 for _opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
@@ -70,7 +72,10 @@ FINE: dict[Opcode, list[Values]] = {
         {"base": SIZE - 120}, {"slots": (1 << 14) - 1, "slot_bytes": 0, "ring_bytes": 0},
         {"slots": 1, "slot_bytes": SIZE, "ring_bytes": SIZE, "base": 0},
     ],
-    Opcode.CONVOLVE: [{"out_width": HALF, "out_rows": 1}, {"out_width": 1, "out_rows": HALF}],
+    Opcode.CONVOLVE: [
+        {"out_width": HALF, "out_rows": 1}, {"out_width": 1, "out_rows": HALF},
+        dict.fromkeys(STRIDES, 2 * SIZE - 1) | {"in_blocks": 1},
+    ],
 }  # fmt: skip
 
 
@@ -111,11 +116,13 @@ class Place:
 
 
 class Inputs(typing.NamedTuple):
-    """Everything that the unit sees in one cycle; ``ready`` is for any operand looked up."""
+    """Everything that the unit sees in one cycle; ``ready`` and ``fits`` are for any operand looked up."""
 
     command: Command | None  # on i
     o_ready: bool
     ready: bool
+    fits: bool
+    stalled: bool
     drained: bool
     engine_idle: bool
     engine_commit: tuple[int, int, int] | None
@@ -144,6 +151,29 @@ def missing_operand(opcode: int, body: Values, used: list[bool]) -> bool:
         last,
     ]
     return any(need and not there for need, there in zip(needed, used, strict=True))
+
+
+def longest_step(opcode: int, body: Values, k: int) -> int:
+    """Bytes that the ring of operand k must have at least."""
+    body = dict.fromkeys(("in_block_stride", "out_row_stride", "residual_row_stride"), 0) | body
+    last, n = bool(body.get("accumulate_last")), CONFIG.array.n
+    if opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE) and k == 0:
+        strides = body.get("scratchpad_stride", [0, 0, 0])
+        return max(body["run_bytes"], *(s for s, count in zip(strides, body["count"], strict=True) if count > 1), 0)
+    if opcode != Opcode.CONVOLVE:
+        return 0
+    several = body["out_rows"] > 1
+    if k == 0:
+        return max(1, body["in_block_stride"] if body["in_blocks"] > 1 else 0)
+    if k == 1 and (last or not body.get("maximum")):
+        return 9 * n if last else n
+    if k == 2 and last and body.get("load_table"):
+        return n
+    if k == 3 and last and body.get("residual"):
+        return max(n, body["residual_row_stride"] if several else 0)
+    if k == 4 and last:
+        return max(n, body["out_row_stride"] if several else 0)
+    return 0
 
 
 def illegal(ring: int, cursor: int) -> bool:
@@ -213,12 +243,15 @@ class Model:
                         out["flag"] = "pipeline"
                     elif illegal(operand["ring"], operand["cursor"]):
                         yield from self.fault(command, Fault.RING, at)
-                    elif at.ready and operand["offset"] > self.places[operand["ring"]].ring_bytes:
+                    elif at.ready and self.leads_out(command, k):
                         yield from self.fault(command, Fault.FIELD, at)
                     elif at.ready:
                         looked_up = True
                         out["flag"] = "pipeline"
+                    elif at.stalled and not at.fits:
+                        yield from self.fault(command, Fault.RING, at)
                     else:
+                        out["blocked"] = True
                         out["flag"] = "wait_free" if operand["cursor"] == PRODUCER else "wait_filled"
                     at = yield out
                 if dropped:
@@ -233,7 +266,7 @@ class Model:
                 at = yield from self.hold(command, operands, at)
             elif command.opcode == Opcode.RING_CONFIGURE:
                 while not at.drained and not at.stop:
-                    at = yield {"flag": "wait_free", "mask": mask_of(command.body)}
+                    at = yield {"flag": "wait_free", "mask": mask_of(command.body), "blocked": True}
                 if at.stop:
                     at = yield {"flag": "pipeline"}
                 else:
@@ -245,6 +278,10 @@ class Model:
                     at = yield {"flag": "pipeline", "offer": command}
                     if accepted:
                         break
+
+    def leads_out(self, command: Command, k: int) -> bool:
+        ring_bytes = self.places[command.operands[k]["ring"]].ring_bytes
+        return max(command.operands[k]["offset"], longest_step(command.opcode, command.body, k)) > ring_bytes
 
     def hold(self, command: Command, operands: list[int], at: Inputs) -> typing.Generator[Values, Inputs, Inputs]:
         left = list(operands)
@@ -305,6 +342,17 @@ def random_command(rng: random.Random, engine: Engine, index: int, places: list[
     for bit in ("accumulate_last", "maximum", "load_table", "residual"):
         if opcode == Opcode.CONVOLVE and rng.random() < 0.2:
             body[bit] = 1
+    if verdict == Fault.NONE and opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
+        room = max(1, places[operands[0]["ring"] % 5].ring_bytes)
+        if rng.random() < 0.05:
+            room = SIZE  # too much for most
+        body |= {"run_bytes": rng.choice([1, room, rng.randint(1, room)])}
+        body |= {"scratchpad_stride": [rng.choice([0, room, rng.randint(0, SIZE)]) for _ in range(3)]}
+        body |= {"count": [1 if stride > room else rng.randint(1, 3) for stride in body["scratchpad_stride"]]}
+    if verdict == Fault.NONE and opcode == Opcode.CONVOLVE:
+        for k, name in ((0, "in_block_stride"), (4, "out_row_stride"), (3, "residual_row_stride")):
+            room = max(1, places[operands[k]["ring"] % 5].ring_bytes)
+            body[name] = rng.choice([0, room, rng.randint(0, room)]) + (rng.random() < 0.05)
     used = [operand["cursor"] != NONE for operand in operands]
     if verdict == Fault.NONE and missing_operand(opcode, body, used):
         if rng.random() < 0.03:
@@ -353,6 +401,8 @@ def drive(ctx, dut: IssueUnit, at: Inputs, places: list[Place]) -> None:
     ring, cursor = ctx.get(dut.rings.ring), ctx.get(dut.rings.cursor)
     ctx.set(dut.rings.illegal, illegal(ring, cursor))
     ctx.set(dut.rings.ready, at.ready)
+    ctx.set(dut.rings.fits, at.fits)
+    ctx.set(dut.stalled, at.stalled)
     place = places[ring % 5]
     for name in ("base", "ring_bytes", "start"):
         ctx.set(getattr(dut.rings, name), getattr(place, name))
@@ -365,6 +415,7 @@ def check(ctx, dut: IssueUnit, expected: Values, places: list[Place]) -> None:
     assert ctx.get(dut.flags.as_value()).bit_count() == len(raised)
     assert bool(ctx.get(dut.i.ready)) == expected.get("i_ready", False)
     assert bool(ctx.get(dut.idle)) == expected["idle"]
+    assert bool(ctx.get(dut.blocked)) == expected.get("blocked", False)
     assert bool(ctx.get(dut.job_done)) == expected.get("job_done", False)
     assert bool(ctx.get(dut.rings.take)) == expected.get("take", False)
     if "look" in expected:
@@ -434,10 +485,13 @@ def test_random(engine: Engine) -> None:
                 retire = engine_index
             else:
                 retire = None
+            ready = rng.random() < rates[1]
             at = Inputs(
                 command=command,
                 o_ready=rng.random() < rates[1],
-                ready=rng.random() < rates[1],
+                ready=ready,
+                fits=ready or rng.random() < 0.9,
+                stalled=rng.random() < 0.1,
                 drained=rng.random() < rates[1],
                 engine_idle=idle,
                 engine_commit=(rng.randrange(64), rng.randrange(8), rng.randrange(1 << 14))
@@ -466,7 +520,7 @@ def test_random(engine: Engine) -> None:
 
     simulate(dut, bench)
     print(seen)
-    wanted = {"take", "commit", "retire", "offer", "job_done", "fault OPCODE", "fault RING", "fault FIELD"}
+    wanted = {"blocked", "take", "commit", "retire", "offer", "job_done", "fault OPCODE", "fault RING", "fault FIELD"}
     assert all(seen.get(name, 0) > 5 for name in wanted), seen
     assert engine != Engine.LOAD or seen["configure"] > 20
 
@@ -480,6 +534,7 @@ def test_every_field_is_checked(engine: Engine) -> None:
         ctx.set(dut.engine_idle, 1)
         ctx.set(dut.o.ready, 1)
         ctx.set(dut.rings.ready, 1)
+        ctx.set(dut.rings.ring_bytes, SIZE)
         if engine == Engine.LOAD:
             ctx.set(dut.configure.drained, 1)
         for opcode in range(256):
@@ -535,6 +590,103 @@ def test_a_command_without_an_operand_it_needs_is_refused(engine: Engine) -> Non
     simulate(dut, bench)
 
 
+N = CONFIG.array.n
+ONE_RUN: Values = {"run_bytes": 1, "count": [1, 1, 1]}
+LAST: Values = GOOD[Opcode.CONVOLVE] | {"accumulate_last": 1, "load_table": 1, "residual": 1}
+STEPS: list[tuple[Opcode, Values, int, int]] = [
+    *((opcode, change, 0, size) for opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE) for change, size in (
+        (ONE_RUN, 1), (ONE_RUN | {"run_bytes": 600}, 600), (ONE_RUN | {"run_bytes": SIZE}, SIZE),
+        (ONE_RUN | {"count": [2, 1, 1], "scratchpad_stride": [500, 0, 0]}, 500),
+        (ONE_RUN | {"count": [1, 2, 1], "scratchpad_stride": [SIZE, 501, 0]}, 501),
+        (ONE_RUN | {"count": [1, 1, 2], "scratchpad_stride": [SIZE, SIZE, 502]}, 502),
+        (ONE_RUN | {"scratchpad_stride": [SIZE] * 3}, 1),
+    )),
+    (Opcode.CONVOLVE, LAST, 0, 1),
+    (Opcode.CONVOLVE, LAST | {"in_block_stride": 700}, 0, 700),
+    (Opcode.CONVOLVE, LAST | {"in_block_stride": 700, "in_blocks": 1}, 0, 1),
+    (Opcode.CONVOLVE, LAST, 1, 9 * N),
+    (Opcode.CONVOLVE, LAST | {"maximum": 1}, 1, 9 * N),
+    (Opcode.CONVOLVE, LAST | {"accumulate_last": 0}, 1, N),
+    (Opcode.CONVOLVE, LAST | {"accumulate_last": 0, "maximum": 1}, 1, 0),
+    (Opcode.CONVOLVE, LAST, 2, N),
+    (Opcode.CONVOLVE, LAST | {"load_table": 0}, 2, 0),
+    (Opcode.CONVOLVE, LAST, 3, N),
+    (Opcode.CONVOLVE, LAST | {"residual_row_stride": 700}, 3, 700),
+    (Opcode.CONVOLVE, LAST | {"residual_row_stride": 700, "residual": 0}, 3, 0),
+    (Opcode.CONVOLVE, LAST, 4, N),
+    (Opcode.CONVOLVE, LAST | {"out_row_stride": 2 * SIZE - 1}, 4, 2 * SIZE - 1),
+    (Opcode.CONVOLVE, LAST | {"out_row_stride": 700, "out_rows": 1}, 4, N),
+    (Opcode.CONVOLVE, LAST | {"out_row_stride": 700, "accumulate_last": 0}, 4, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_no_step_is_longer_than_the_operands_ring(engine: Engine) -> None:
+    """A ring of exactly the longest step's bytes is accepted, one of a byte less is refused at that operand."""
+    dut = IssueUnit(CONFIG, engine)
+
+    async def bench(ctx):
+        ctx.set(dut.rings.ready, 1)
+        ctx.set(dut.rings.fits, 1)
+        for opcode, body, k, least in STEPS:
+            if opcode not in LEGAL_OPCODES[engine]:
+                continue
+            operands = [{"ring": 1 + (j == k), "cursor": 0} for j in range(5)]  # ring 2 is the one in question
+            for ring_bytes in (least, least - 1):
+                if not 0 <= ring_bytes <= SIZE:
+                    continue
+                ctx.set(dut.i.payload.command, encode(opcode, operands, body))
+                ctx.set(dut.i.payload.index, 9)
+                ctx.set(dut.i.valid, 1)
+                await ctx.tick()
+                ctx.set(dut.i.valid, 0)
+                fault, cycles = None, 0
+                while not ctx.get(dut.rings.take) and fault is None:
+                    ctx.set(dut.rings.ring_bytes, ring_bytes if ctx.get(dut.rings.ring) == 2 else SIZE)
+                    if ctx.get(dut.fault.valid):
+                        fault = ctx.get(dut.fault.report.code)
+                    await ctx.tick()
+                    cycles += 1
+                assert fault == (None if ring_bytes == least else Fault.FIELD), (opcode, body, k, ring_bytes)
+                assert cycles == (6 if fault is None else 2 + k)
+                ctx.set(dut.clear, 1)
+                await ctx.tick()
+                ctx.set(dut.clear, 0)
+
+    simulate(dut, bench)
+
+
+def test_an_operand_that_does_not_fit_is_a_fault_only_when_nothing_moves() -> None:
+    dut = IssueUnit(CONFIG, Engine.STORE)
+
+    async def bench(ctx):
+        for fits in (1, 0):
+            operand = {"ring": 1, "cursor": 0, "need": 3, "advance": 3}
+            ctx.set(dut.i.payload.command, encode(Opcode.STORE, [operand], ONE_RUN))
+            ctx.set(dut.i.payload.index, 5)
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            ctx.set(dut.rings.fits, fits)
+            await ctx.tick()
+            for _ in range(20):
+                assert ctx.get(dut.blocked)
+                assert not ctx.get(dut.fault.valid)
+                await ctx.tick()
+            ctx.set(dut.stalled, 1)
+            assert ctx.get(dut.fault.valid) == (not fits)
+            if not fits:
+                assert (ctx.get(dut.fault.report.code), ctx.get(dut.fault.report.command)) == (Fault.RING, 5)
+                await ctx.tick()
+                assert not ctx.get(dut.i.ready)
+            ctx.set(dut.stalled, 0)
+            ctx.set(dut.clear, 1)
+            await ctx.tick()
+            ctx.set(dut.clear, 0)
+
+    simulate(dut, bench)
+
+
 def test_cost_of_commands() -> None:
     """3 + 2k cycles each when nothing waits."""
     dut = IssueUnit(CONFIG, Engine.COMPUTE)
@@ -543,6 +695,7 @@ def test_cost_of_commands() -> None:
         ctx.set(dut.o.ready, 1)
         ctx.set(dut.i.valid, 1)
         ctx.set(dut.rings.ready, 1)
+        ctx.set(dut.rings.ring_bytes, SIZE)
         operand = {"ring": 1, "cursor": 0, "need": 1, "advance": 1}
         for k in range(2, 6):
             ctx.set(dut.i.payload.command, encode(Opcode.CONVOLVE, [operand] * k, GOOD[Opcode.CONVOLVE]))
@@ -586,7 +739,8 @@ def test_three_engines_through_rings() -> None:
     def one(ring: int, cursor: int) -> Values:
         return {"ring": ring, "cursor": cursor, "need": 1, "advance": 1}
 
-    load = encode(Opcode.LOAD, [one(0, PRODUCER)], GOOD[Opcode.LOAD])
+    load = encode(Opcode.LOAD, [one(0, PRODUCER)], {"run_bytes": 16, "count": [1, 1, 1]})
+    store = encode(Opcode.STORE, [one(1, 0), one(2, PRODUCER)], {"run_bytes": 8, "count": [1, 1, 1]})
     wait = encode(Opcode.WAIT, [one(2, 0)])
     programs = [
         [encode(Opcode.RING_CONFIGURE, [], body) for body in configures]
@@ -603,7 +757,7 @@ def test_three_engines_through_rings() -> None:
         ]
         * tiles
         + [encode(Opcode.END, [])],
-        [encode(Opcode.STORE, [one(1, 0), one(2, PRODUCER)], GOOD[Opcode.STORE])] * tiles + [encode(Opcode.END, [])],
+        [store] * tiles + [encode(Opcode.END, [])],
     ]
     log: list[tuple[str, int, int]] = []  # take or commit, ring, cursor
     retired: list[list[int]] = [[], [], []]

@@ -67,6 +67,7 @@ def test_grants(kind: str, load: float, ready: float) -> None:
         state = {"streak": 0, "turn": -1}
         waiting = [False] * len(tags)
         held: int | None = None  # in the register
+        held_task = 0
         sent = 0
         if kind == "write":
             ctx.set(port.data.ready, 1)
@@ -82,6 +83,8 @@ def test_grants(kind: str, load: float, ready: float) -> None:
                 ctx.set(client.request.valid, waiting[k])
             taken = rng.random() < ready
             ctx.set(port.request.ready, taken)
+            task = rng.randrange(16)
+            ctx.set(dut.task, task)
             expected = None
             if held is None or taken:
                 model = model_reads if kind == "read" else model_writes
@@ -93,12 +96,12 @@ def test_grants(kind: str, load: float, ready: float) -> None:
             )
             assert valid == (held is not None)
             if held is not None:
-                assert payload.client == tags[held]
+                assert (payload.client, payload.task) == (tags[held], held_task)
             assert granted == [k == expected for k in range(len(clients))]
             if taken:
                 held = None
             if expected is not None:
-                held = expected
+                held, held_task = expected, task
                 waiting[expected] = False
                 grants.append(expected)
 

@@ -149,6 +149,7 @@ def test_random(count: int, consumers: int) -> None:
         "both": 0,
         "wrap": 0,
         "unconfigured": 0,
+        "unfit": 0,
     }
 
     def operand(engine: int) -> tuple[int, int, int, int]:
@@ -194,13 +195,17 @@ def test_random(count: int, consumers: int) -> None:
                 position = ring.cursor(code)
                 exists = r < count and (code == PRODUCER or code < consumers)
                 illegal = code != NONE and not exists
-                if exists and ring.slots:
-                    illegal = position is None or need > ring.slots or advance > ring.slots
                 take = False
                 assert ctx.get(port.illegal) == illegal, (step, r, code, need, advance, ring)
+                fits = position is not None and max(need, advance) <= ring.slots
+                if not illegal:
+                    assert ctx.get(port.fits) == (code == NONE or (bool(ring.slots) and fits))
                 if not illegal and code != NONE and not ring.slots:
                     assert not ctx.get(port.ready)
                     seen["unconfigured"] += 1
+                elif not illegal and code != NONE and not fits:
+                    assert not ctx.get(port.ready)
+                    seen["unfit"] += 1
                 elif not illegal and code != NONE:
                     ready = need <= ring.available(code)
                     assert ctx.get(port.ready) == ready
@@ -350,5 +355,31 @@ def test_semaphore_and_drained() -> None:
         assert not ctx.get(dut.configure.drained)
         await act(0, commit=(15, 2, 100))
         assert ctx.get(dut.configure.drained)
+
+    program(dut, 16, script)
+
+
+def test_an_operand_waits_for_the_shape_that_it_fits() -> None:
+    """More slots than the ring has, or a consumer that is not active: neither ready nor illegal, for the ring may be
+    about to be configured anew."""
+    dut = RingFile(load_config("tiny"))
+
+    async def script(ctx, look, act, set_up):
+        assert look(2, 3, 1, 3, 3)[0] is False
+        assert not ctx.get(dut.port_2.fits)
+        await set_up(3, Ring(0, 2, 16, {0: Position()}))
+        for cursor, need, advance in ((0, 3, 1), (0, 1, 3), (1, 1, 1), (PRODUCER, 3, 0), (PRODUCER, 0, 3)):
+            assert look(2, 3, cursor, need, advance)[0] is False
+            assert not ctx.get(dut.port_2.fits), (cursor, need, advance)
+        await act(0, take=(3, PRODUCER, 2, 2), commit=(3, PRODUCER, 2))
+        for cursor, need, advance in ((0, 3, 1), (0, 1, 3), (1, 1, 1)):
+            assert look(2, 3, cursor, need, advance)[0] is False
+        assert look(2, 3, 0, 2, 2) == (True, 0)
+        await act(2, take=(3, 0, 2, 2), commit=(3, 0, 2))
+        await set_up(3, Ring(0, 3, 16, {1: Position()}))
+        assert look(2, 3, 1, 3, 3)[0] is False
+        assert ctx.get(dut.port_2.fits)
+        await act(0, take=(3, PRODUCER, 3, 3), commit=(3, PRODUCER, 3))
+        assert look(2, 3, 1, 3, 3) == (True, 0)
 
     program(dut, 16, script)

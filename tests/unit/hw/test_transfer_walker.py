@@ -205,3 +205,18 @@ def test_one_piece_a_cycle(bus_bits: int) -> None:
     accepted, seen = walk(config, transfers, (BASE_ADDRESS, DRAM_BYTES))
     assert accepted == [0, 25, 50]
     assert [cycle for cycle, _ in seen] == [start + 3 + k for start in accepted for k in range(24)]
+
+
+def test_a_buffer_may_be_the_whole_address_space() -> None:
+    config = small()
+    top = 1 << config.address_bits
+    transfers = [Transfer(opcode=Opcode.LOAD, index=0, run_bytes=64, dram_offset=top - below) for below in (64, 63)]
+    _, seen = walk(config, transfers, (0, top))
+    assert [piece.outside for _, piece in seen] == [False, False, True]  # 64 bytes, 63 bytes, the byte after
+
+
+def test_a_buffer_of_no_bytes_has_no_inside() -> None:
+    config = small()
+    transfers = [Transfer(opcode=Opcode.LOAD, index=0, run_bytes=1)]
+    _, seen = walk(config, transfers, (BASE_ADDRESS, 0))
+    assert [piece.outside for _, piece in seen] == [True]

@@ -60,8 +60,15 @@ def test_a_load_that_is_left_out_is_a_deadlock(program):
 
 def test_a_store_that_is_left_out_is_a_deadlock(program):
     streams = _streams(program)
-    del streams[Engine.STORE][0]
+    del streams[Engine.STORE][_find(streams[Engine.STORE], Opcode.STORE, lambda c: c.operands[1] is not None)]
     with pytest.raises(CheckError, match="deadlock"):
+        _check(program, streams)
+
+
+def test_a_store_that_no_load_waits_for_is_missed_by_the_load_itself(program):
+    streams = _streams(program)
+    del streams[Engine.STORE][_find(streams[Engine.STORE], Opcode.STORE, lambda c: c.operands[1] is None)]
+    with pytest.raises(CheckError, match=r"reads DRAM that nothing has written"):
         _check(program, streams)
 
 

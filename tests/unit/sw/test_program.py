@@ -1,6 +1,8 @@
 """Program images and their text form."""
 
 import json
+import os
+import random
 import zipfile
 
 import numpy as np
@@ -71,3 +73,35 @@ def test_other_files_are_refused(program, tmp_path):
                 archive.writestr(name, json.dumps(manifest) if name == "manifest.json" else raw)
         with pytest.raises(ProgramError, match=message):
             Program.load(path)
+
+
+def test_a_damaged_image_is_refused_or_read_but_never_a_traceback(program, tmp_path):
+    seed = int(os.environ.get("RONDO_SEED", random.randrange(1 << 32)))
+    print(f"RONDO_SEED={seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "x.rondo"
+    program.save(path)
+    good = path.read_bytes()
+    refused = []
+    for trial in range(300):
+        raw = bytearray(good)
+        if trial % 3 == 0:
+            raw = raw[: rng.randrange(len(raw))]
+        else:
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        path.write_bytes(raw)
+        try:
+            Program.load(path)
+        except ProgramError as error:
+            refused.append(str(error))
+    assert len(refused) > 200
+    assert not [message for message in refused if "\n" in message]
+
+
+def test_a_save_that_fails_leaves_nothing(program, tmp_path):
+    with pytest.raises(ProgramError, match="cannot write"):
+        program.save(tmp_path / "none" / "x.rondo")
+    (tmp_path / "x.rondo").mkdir()
+    with pytest.raises(ProgramError, match="cannot write"):
+        program.save(tmp_path / "x.rondo")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.rondo"]

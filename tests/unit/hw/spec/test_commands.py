@@ -14,6 +14,7 @@ from hw.spec.commands import (
     LEGAL_OPCODES,
     OPERAND,
     RING_CONFIGURE,
+    SIGNED,
     TRANSFER,
     Engine,
     Opcode,
@@ -30,15 +31,15 @@ def test_pack_equals_amaranth_and_unpack_inverts(layout):
     print(f"RONDO_SEED={seed}")
     rng = random.Random(seed)
     for _ in range(50):
-        values = {}
+        raw, values = {}, {}
         for name, field in layout:
-            if hasattr(field.shape, "length"):
-                width = field.shape.size // field.shape.length
-                values[name] = [rng.getrandbits(width) for _ in range(field.shape.length)]
-            else:
-                values[name] = rng.getrandbits(field.width)
+            length = getattr(field.shape, "length", 0)
+            width = field.width // (length or 1)
+            numbers = [rng.getrandbits(width) for _ in range(length or 1)]
+            meant = [n - (1 << width) if name in SIGNED and n >> (width - 1) else n for n in numbers]
+            raw[name], values[name] = (numbers, meant) if length else (numbers[0], meant[0])
         bits = pack(layout, values)
-        assert bits == layout.const(values).as_bits()
+        assert bits == layout.const(raw).as_bits()
         assert unpack(layout, bits) == values
 
 
@@ -47,7 +48,11 @@ def test_values_that_do_not_fit_are_refused():
         pack(OPERAND, {"need": 1 << 14})
     with pytest.raises(KeyError, match="nedd"):
         pack(OPERAND, {"nedd": 1})
-    assert unpack(CONVOLVE, pack(CONVOLVE, {"x_origin": -3}))["x_origin"] == 0xFFFD
+    with pytest.raises(ValueError, match="x_origin of 40000 does not fit 16 bits"):
+        pack(CONVOLVE, {"x_origin": 40000})
+    with pytest.raises(ValueError, match="out_width of -1 does not fit 16 bits"):
+        pack(CONVOLVE, {"out_width": -1})
+    assert pack(CONVOLVE, {"x_origin": -3}) == 0xFFFD << dict(CONVOLVE)["x_origin"].offset
 
 
 def test_zeroed_memory_is_no_command_and_every_opcode_has_an_engine():

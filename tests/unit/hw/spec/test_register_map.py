@@ -4,6 +4,7 @@ import pytest
 
 from hw.spec.causes import Cause
 from hw.spec.commands import Engine
+from hw.spec.control_block import HOST_ADDRESS_BITS
 from hw.spec.register_map import ADDRESS_BITS, REGISTERS, Access, c_header, markdown
 
 
@@ -41,6 +42,13 @@ def test_wide_values_are_adjacent_pairs() -> None:
     assert lows
     for name in lows:
         assert REGISTERS[f"{name}_HIGH"].offset == REGISTERS[f"{name}_LOW"].offset + 4
+
+
+def test_addresses_have_their_width() -> None:
+    highs = [name for name in REGISTERS if name.endswith("_ADDRESS_HIGH")]
+    assert len(highs) == len(Engine) + 2
+    for name in highs:
+        assert 32 + REGISTERS[name].fields["VALUE"].width == HOST_ADDRESS_BITS
 
 
 def test_interrupt_bits_are_enabled_by_the_bits_of_the_same_names() -> None:
