@@ -120,7 +120,7 @@ def _frame_section(measurements: list[Measurement]) -> list[str]:
         "Array utilisation of each layer (useful MACs over N² times the layer's cycles; a layer's cycles run from the",
     ]
     out += [
-        "last commit of the layer before to its own last commit, so one that follows a long epilogue can show over 100 %):",
+        "last commit of the layer before to its own last commit; after a long epilogue one can show over 100 %):",
         "",
     ]
     out += ["| layer | MACs | " + " | ".join(f"`{m.policy}` cycles | `{m.policy}`" for m in measurements) + " |"]

@@ -13,7 +13,9 @@ from hw.spec import numerics
 from hw.spec.commands import PARAMETER_LINES, TABLE_BYTES, ComputeOperand
 from hw.spec.config import NpuConfig
 
+Int8Array = NDArray[np.int8]
 Int64Array = NDArray[np.int64]
+Scratchpad = bytearray | NDArray[np.uint8]
 
 
 def _signed(value: int, bits: int) -> int:
@@ -36,29 +38,32 @@ def _scale(values: Int64Array, multiplier: Any, shift: Any) -> Int64Array:
 class _Operand:
     """An operand's bytes in its ring."""
 
-    def __init__(self, place: Mapping[str, int], scratchpad: bytearray):
+    def __init__(self, place: Mapping[str, int], scratchpad: Scratchpad):
         self._base = place["base"]
         self._start = place["start"]
         self._ring_bytes = place["ring_bytes"]
         self._bytes = np.frombuffer(scratchpad, np.uint8)
 
-    def _where(self, offsets: Int64Array, size: int) -> Int64Array:
-        first = self._base + (self._start + offsets) % self._ring_bytes
-        return (first[..., None] + np.arange(size)) % len(self._bytes)
+    def _first(self, offsets: Int64Array) -> Int64Array:
+        return self._base + (self._start + offsets) % self._ring_bytes
 
-    def read(self, offsets: Any, size: int) -> Int64Array:
-        """``size`` int8 values at each offset; an access does not wrap within itself."""
-        return self._bytes[self._where(np.asarray(offsets, np.int64), size)].astype(np.int8).astype(np.int64)
+    def read(self, offsets: Any, size: int) -> Int8Array:
+        """``size`` values at each offset; an access does not wrap within itself."""
+        first = self._first(np.asarray(offsets, np.int64))
+        if first.max() + size > len(self._bytes):
+            return self._bytes[(first[..., None] + np.arange(size)) % len(self._bytes)].view(np.int8)
+        return np.lib.stride_tricks.sliding_window_view(self._bytes, size)[first].view(np.int8)
 
     def write(self, offsets: Int64Array, lines: Int64Array) -> None:
-        self._bytes[self._where(offsets, lines.shape[-1])] = lines.astype(np.int8).view(np.uint8)
+        where = self._first(offsets)[..., None] + np.arange(lines.shape[-1])
+        self._bytes[where % len(self._bytes)] = lines.astype(np.int8).view(np.uint8)
 
 
 def convolve(
     config: NpuConfig,
     command_fields: Mapping[str, int],
     operands: Sequence[Mapping[str, int]],
-    scratchpad: bytearray,
+    scratchpad: Scratchpad,
     accumulator: NDArray[np.int32],
 ) -> None:
     """Execute one CONVOLVE.
@@ -88,7 +93,7 @@ def convolve(
     stationary = _Operand(operands[ComputeOperand.WEIGHTS], scratchpad) if not _loads_nothing(f) else None
     weight_offset = PARAMETER_LINES * n if f["accumulate_last"] else 0
     pad_value = _signed(f["pad_value"], 8)
-    sums = accumulator[:pixels].astype(np.int64)
+    sums = accumulator[:pixels].copy()
     clear = bool(f["accumulate_first"])
     for block in range(f["in_blocks"]):
         for ky in range(f["kernel_height"]):
@@ -98,34 +103,37 @@ def convolve(
                 inside = (x >= 0) & (x < f["in_width"]) & (y >= 0) & (y < f["in_rows"])
                 x, y = x >> f["upsample"], y >> f["upsample"]
                 offsets = block * f["in_block_stride"] + y * f["in_row_stride"] + x * f["in_pixel_stride"]
-                lines = np.where(inside[:, None], source.read(np.where(inside, offsets, 0), n), pad_value)
+                lines = source.read(np.where(inside, offsets, 0), n)
+                lines[~inside] = pad_value
                 if f["maximum"]:
-                    sums = lines if clear else np.maximum(sums, lines)
+                    sums = lines.astype(np.int32) if clear else np.maximum(sums, lines)
                 else:
                     assert stationary is not None
                     weights = stationary.read(weight_offset + np.arange(n) * n, n)
                     weight_offset += n * n
-                    sums = _int32(lines @ weights if clear else sums + lines @ weights)
+                    # Exact: N products of 15 bits stay within the 24 bits of a float32.
+                    products = (lines.astype(np.float32) @ weights.astype(np.float32)).astype(np.int32)
+                    sums = products if clear else sums + products
                 clear = False
-    accumulator[:pixels] = sums.astype(np.int32)
+    accumulator[:pixels] = sums
     if not f["accumulate_last"]:
         return
 
     assert stationary is not None
     block = stationary.read(np.arange(PARAMETER_LINES) * n, n)
-    words = np.ascontiguousarray(block[:8].astype(np.int8).reshape(2, 4, n).transpose(0, 2, 1))
+    words = np.ascontiguousarray(block[:8].reshape(2, 4, n).transpose(0, 2, 1))
     bias, multiplier = words.view("<i4")[..., 0].astype(np.int64)
-    values = _scale(_int32(sums + bias), multiplier, block[8]) + _signed(f["output_zero_point"], 8)
+    values = _scale(_int32(sums.astype(np.int64) + bias), multiplier, block[8]) + _signed(f["output_zero_point"], 8)
     # Low bound first: that is what counts if the bounds cross.
     low, high = _signed(f["clamp_low"], 8), _signed(f["clamp_high"], 8)
     values = np.where(values < low, low, np.minimum(values, high))
     if f["load_table"]:
         table = _Operand(operands[ComputeOperand.TABLE], scratchpad)
         lines_of_table = table.read(np.arange(0, TABLE_BYTES, n), n).ravel()
-        values = lines_of_table[values + 128]
+        values = lines_of_table[values + 128].astype(np.int64)
     if f["residual"]:
         residual = _Operand(operands[ComputeOperand.RESIDUAL], scratchpad)
-        other = residual.read(oy * f["residual_row_stride"] + ox * n, n)
+        other = residual.read(oy * f["residual_row_stride"] + ox * n, n).astype(np.int64)
         total = np.zeros_like(values)
         for name, input_values in (("a", values), ("b", other)):
             raised = (input_values - _signed(f[f"add_zero_point_{name}"], 8)) << numerics.ADD_LEFT_SHIFT

@@ -11,10 +11,10 @@ that uses a ring which it names. What is proven, by clocks (what a command's sta
   The test teaches only this: rings of the mask are empty at one moment, so every command that the load engine knows to
   have issued by then has passed, in them, all that it took (the load engine's own cursors are known exactly).
 * Every command of another engine that uses a ring of the mask later knows that the test has been passed: by an earlier
-  command, by an operand looked up before, or because it waits for a slot that is published afterwards, and the ring's
-  old shape cannot have satisfied or refused it.
+  command, by an operand looked up before, or because it waits for a slot that is published afterwards. In the last
+  case it may be looked up in the old shape, which is not ready: its engine owned the cursor, and has taken all of it.
 
-It is assumed that rings are as after reset, or as the same program has left them.
+It is assumed that no ring is configured at first, or that the same program has left the rings.
 """
 
 import bisect
@@ -325,7 +325,7 @@ class Replay:
         )
 
     def _claim(self, where: str, engine: Engine, command: Command, number: int, operand: Operand) -> None:
-        """A cursor belongs to one engine; CONVOLVE commits it through one operand, since only those keep their order."""
+        """A cursor belongs to one engine. CONVOLVE commits it through one operand: only so do commits keep order."""
         cursor = self.rings[operand.ring].cursor(operand.cursor)
         if cursor.engine not in (None, engine):
             raise ReplayError(
@@ -352,14 +352,12 @@ class Replay:
         old = ring.before
         if known[Part.LOAD] > ring.configured_by or old is None:
             return
-        # It waits for a slot of the new shape, but may be looked up, in vain, in the old one: no fault, nothing filled.
-        if (
-            known[Part.LOAD] <= old.configured_by
-            or not old.mask >> operand.cursor & 1
-            or max(operand.need, operand.advance) > old.slots
-            or old.cursor(operand.cursor).engine not in (None, engine)
-        ):
-            raise ReplayError(f"{where} may meet ring {operand.ring} in an earlier shape, which does not suit it")
+        # Looked up early it meets the old shape, in which this engine has left nothing to take; another may have.
+        if known[Part.LOAD] <= old.configured_by or old.cursor(operand.cursor).engine not in (None, engine):
+            raise ReplayError(
+                f"{where} may take ring {operand.ring} in an earlier shape, in which cursor {int(operand.cursor)} was "
+                f"not the {engine.name.lower()} engine's"
+            )
 
     def _check(self, where: str, operand: Operand) -> None:
         if operand.ring >= len(self.rings):

@@ -166,6 +166,23 @@ def test_rings_last_while_jobs_overlap(driver, frame):
         assert driver.device.read_memory(group.output, copy.size) == expected
 
 
+def test_an_engine_between_two_jobs_may_still_configure(driver, frame):
+    """Store is a job ahead and waits for a shape; load ends the job before, and only then begins that one."""
+    rng, copy = _rng(), Copy()
+    copy.configure(2, 0, 3)
+    copy.move(2, 3)
+    copy.configure(2, 64, 1, mask=1 << 2)
+    copy.move(2, 1)
+    for _ in range(100):
+        copy.add(Engine.LOAD, Opcode.WAIT, [])
+    group = _load(driver, copy, frame)
+    values = _fill(driver, group, copy.size, rng)
+    for job in range(4):
+        driver.submit(group, job)
+    assert [driver.wait(TIMEOUT).job for _ in range(4)] == [0, 1, 2, 3]
+    assert driver.device.read_memory(group.output, copy.size) == values
+
+
 def _fails(driver, group, fault: Fault, engine: Engine, command: int) -> None:
     with pytest.raises(JobError) as caught:
         driver.run(group, 9, TIMEOUT)

@@ -110,9 +110,7 @@ class Builder:
         for name in ("a", "b", "out"):
             extreme = r.random() < 0.15
             f[f"add_zero_point_{name}"] = r.randint(-128, 127)
-            f[f"add_multiplier_{name}"] = (
-                r.randint(-1 << 31, (1 << 31) - 1) if extreme else r.randint(1 << 30, (1 << 31) - 1)
-            )
+            f[f"add_multiplier_{name}"] = r.getrandbits(32) if extreme else r.randint(1 << 30, (1 << 31) - 1)
             f[f"add_shift_{name}"] = (
                 r.randint(-31, 30) if extreme else (r.randint(-18, -14) if name == "out" else r.randint(-3, 0))
             )
