@@ -1,9 +1,9 @@
 """The static check: proves for a program that the hardware refuses none of its commands, that it cannot deadlock,
 overflow a ring, read what was not written, or let two engines race for a byte, on chip or in DRAM.
 
-Fields are checked as ``hw/issue.py`` does, order by `sw.replay`, bytes here. Every access lies within the slots that its
-command acquired, so within one length of the ring from where it starts, and no step is longer than the ring: that is
-all that the address generators need, which wrap by one subtraction (window, line walker, weight loader, DMA).
+Fields are checked as ``hw/issue.py`` does, order by `sw.replay`, bytes here. Every access lies within the slots that
+its command acquired, so within one length of the ring from where it starts, and no step is longer than the ring: that
+is all that the address generators need, which wrap by one subtraction (window, line walker, weight loader, DMA).
 """
 
 from collections.abc import Sequence

@@ -32,6 +32,8 @@ class FakeDevice:
         No job ends.
     faults, lost
         Job indices that fail, and whose completion is not written but answered by an error.
+    write_cycles
+        From a job's end to the write of its completion.
     spurious
         So many times more the interrupt is high without a reason.
     refused
@@ -44,7 +46,9 @@ class FakeDevice:
         self.values = {name: register.reset for name, register in REGISTERS.items()}
         self.values["CONFIG_HASH"] = CONFIG.hash
         self.cycle = self.calls = 0
-        self.begun = None
+        self.begun = self.written = None
+        self.record = {}
+        self.write_cycles = 0
         self.stopped = self.hangs = self.clock_stands = False
         self.faults: set[int] = set()
         self.lost: set[int] = set()
@@ -69,29 +73,35 @@ class FakeDevice:
                 "COMPLETION_RING_LOG2_ENTRIES"
             ]
             if self.begun is not None and self.cycle >= self.begun + JOB_CYCLES and not self.hangs and not full:
+                self._end()
+            if self.written is not None and self.cycle >= self.written:
                 self._complete()
 
-    def _complete(self):
+    def _end(self):
         values, index = self.values, self.values["JOB_HEAD"]
         entry = self._address("JOB_RING_ADDRESS") + index % (1 << values["JOB_RING_LOG2_ENTRIES"]) * JOB_BYTES
-        record = {
+        self.record = {
             "job": int.from_bytes(self.memory[entry : entry + 4], "little"),
             "status": Fault.RING if index in self.faults else Fault.NONE,
             "engine": Engine.STORE if index in self.faults else 0,
             "started": self.begun,
             "finished": self.cycle,
         }
-        if index in self.lost:
+        self.stopped = index in self.faults
+        self.begun, self.written = None, self.cycle + self.write_cycles
+        values["JOB_HEAD"] = (index + 1) & MASK
+
+    def _complete(self):
+        values = self.values
+        if (values["JOB_HEAD"] - 1) & MASK in self.lost:
             values["INTERRUPT_STATUS"] |= bit("INTERRUPT_STATUS", "COMPLETION_ERROR")
         else:
             ring, entries = self._address("COMPLETION_RING_ADDRESS"), 1 << values["COMPLETION_RING_LOG2_ENTRIES"]
             place = ring + values["COMPLETION_HEAD"] % entries * COMPLETION_BYTES
-            self.memory[place : place + COMPLETION_BYTES] = pack(COMPLETION, record).to_bytes(
+            self.memory[place : place + COMPLETION_BYTES] = pack(COMPLETION, self.record).to_bytes(
                 COMPLETION_BYTES, "little"
             )
-        self.stopped = index in self.faults
-        self.begun = None
-        values["JOB_HEAD"] = (index + 1) & MASK
+        self.written = None
         values["COMPLETION_HEAD"] = (values["COMPLETION_HEAD"] + 1) & MASK
 
     @property
@@ -303,13 +313,14 @@ def test_a_timeout_says_that_a_fault_has_stopped_the_task(device, driver):
 def test_a_new_driver_does_not_see_jobs_and_completions_of_the_old_one(device, driver):
     group = driver.allocate_group()
     driver.run(group, 1, TIMEOUT)
-    for job in (2, 3, 4):
+    for job in (2, 3, 4, 5):
         driver.submit(group, job)
     device.step(2 * JOB_CYCLES + JOB_CYCLES // 2)
     assert device.begun is not None and device.values["COMPLETION_HEAD"] == 3
+    device.write_cycles = 3 * JOB_CYCLES
     new = Driver(device, CONFIG)
-    assert device.begun is None and not device.interrupt
-    assert device.values["JOB_HEAD"] == device.values["DOORBELL"] == 4
+    assert device.begun is None and device.written is None and not device.interrupt
+    assert device.values["JOB_HEAD"] == device.values["COMPLETION_HEAD"] == device.values["DOORBELL"] == 4
     new.load(program())
     assert list(new.completions()) == []
     assert new.run(new.allocate_group(), 77, TIMEOUT).job == 77
@@ -368,7 +379,7 @@ def test_jobs_given_up_free_their_groups(device, driver):
         driver.submit(group, 3)
     device.hangs = False
     driver.abandon(1000)
-    assert device.values["JOB_HEAD"] == 1  # the second was withdrawn
+    assert device.values["JOB_HEAD"] == device.values["DOORBELL"] == 1  # the second was withdrawn
     assert driver.run(group, 4, TIMEOUT).job == 4
     driver.release_group(group)
     driver.load(program("second"))
