@@ -263,7 +263,7 @@ class _Checker:
             if (
                 operand is not None
                 and place is not None
-                and operand.cursor == 4
+                and operand.cursor == Cursor.PRODUCER
                 and operand.need
                 and place.ring.slot_bytes
             ):
