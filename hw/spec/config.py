@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import tomllib
 import typing
 
@@ -133,6 +134,10 @@ class NpuConfig:
             if not condition:
                 raise ConfigError(message)
 
+        require(
+            re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.name) is not None,
+            f"name must be 1 to 64 letters, digits, '_', '-' or '.', not {self.name[:80]!r}",
+        )
         n = self.array.n
         require(n in (4, 8, 16, 32, 64), f"array.n must be 4, 8, 16, 32 or 64, not {n}")
         require(

@@ -11,19 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hw.spec.config import ConfigError, NpuConfig, load_config
-from sim.engines import EngineError
+from sim.engines import EngineError, open_device
 from sim.workload import WorkloadError
 from sw.check import CheckError
 from sw.driver import DriverError, JobError
 from sw.heap import HeapError
 from sw.policy import BufferPolicy, policy
-from sw.program import ProgramError
+from sw.program import Program, ProgramError
 from sw.tiling import PlanError
 
 BAD_INPUT = (ConfigError, EngineError, WorkloadError, PlanError, ProgramError, CheckError, DriverError, HeapError)
 
-console = Console()
-errors = Console(stderr=True)
+# Names come from users, so nothing in them is markup; what is not a terminal has no width to keep to.
+console = Console(markup=False, width=None if sys.stdout.isatty() else 120)
+errors = Console(markup=False, stderr=True)
 
 
 class Cancelled(BaseException):
@@ -110,12 +111,23 @@ def output_folder(path: pathlib.Path | None) -> pathlib.Path | None:
         return None
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if (path / "results.json").is_dir():
+            fail(f"cannot write to {path}: results.json is a folder")
         probe = path / ".rondo-probe"
         probe.touch()
         probe.unlink()
     except OSError as error:
         fail(f"cannot write to {path}: {error.strerror}")
     return path
+
+
+def check_memory(program: Program, config: NpuConfig) -> None:
+    """Refuse a network that does not fit the memory, before anything is built."""
+    need = sum(program.buffer_bytes.values()) + sum(len(stream) for stream in program.streams.values())
+    # Rings of jobs and completions, and the rounding of each buffer to pages.
+    need += 16 * 4096
+    if need > config.dram.bytes:
+        fail(f"the network needs {need:,} bytes of memory; dram.bytes is {config.dram.bytes:,}")
 
 
 class Work:
@@ -154,3 +166,9 @@ class Work:
             self.progress.update(task, completed=min(cycle, cycles), note=f"{cycle / 1e6:.1f} M cycles")
 
         return advance
+
+
+def prepare(engine: str, config: NpuConfig, work: Work) -> None:
+    """Build the compiled simulator if it is not in the cache yet."""
+    if engine == "rtl":
+        open_device(engine, config, report=work.say).close()

@@ -11,6 +11,7 @@ from sim import report, results
 from sim.cli.common import (
     Cancelled,
     Work,
+    check_memory,
     configuration,
     console,
     fail,
@@ -18,8 +19,9 @@ from sim.cli.common import (
     model_options,
     output_folder,
     policies,
+    prepare,
 )
-from sim.engines import ENGINES, open_device
+from sim.engines import ENGINES
 from sim.session import Checked, Measurement, measure
 from sim.workload import find_workload
 from sw.check import check_program
@@ -66,15 +68,16 @@ def compare(
     folder = output_folder(out)
     assert folder is not None
     with Work() as work:
-        # Once, so that the runs below do not both build it.
-        open_device(engine, config, report=work.say).close()
         graph = workload.build()
         inputs = workload.inputs(graph)
         programs = []
         for policy in chosen:
             compiled = compile_graph(graph, config, policy)
             check_program(compiled.program, config)
+            check_memory(compiled.program, config)
             programs.append(compiled)
+        # Once, so that the runs below do not both build it.
+        prepare(engine, config, work)
 
         golden = golden_model.run(graph, inputs)
 

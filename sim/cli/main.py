@@ -1,5 +1,6 @@
 """Entry point of ``rondo``."""
 
+import signal
 import sys
 
 import click
@@ -32,6 +33,7 @@ def main() -> None:
         click.echo(f"rondo: {error.format_message()}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt, Cancelled):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.echo("rondo: interrupted", err=True)
         sys.exit(130)
 

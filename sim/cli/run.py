@@ -8,8 +8,20 @@ import click
 
 from sim import golden as golden_model
 from sim import report, results
-from sim.cli.common import Work, configuration, console, errors, fail, guarded, model_options, output_folder, policies
-from sim.engines import ENGINES, open_device
+from sim.cli.common import (
+    Work,
+    check_memory,
+    configuration,
+    console,
+    errors,
+    fail,
+    guarded,
+    model_options,
+    output_folder,
+    policies,
+    prepare,
+)
+from sim.engines import ENGINES
 from sim.session import Checked, Measurement, measure
 from sim.workload import find_workload
 from sw.check import check_program
@@ -58,10 +70,11 @@ def run(
     if engine not in ENGINES:
         fail(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     with Work() as work:
-        open_device(engine, config, report=work.say).close()
         graph = workload.build()
         compiled = compile_graph(graph, config, chosen[0], fused=check != "all", keep_tensors=check is not None)
         check_program(compiled.program, config)
+        check_memory(compiled.program, config)
+        prepare(engine, config, work)
         inputs = workload.inputs(graph)
         golden = golden_model.run(graph, inputs) if check else None
         estimate = sum(plan.cycles for plan in compiled.plans) * frames
@@ -75,9 +88,10 @@ def run(
             golden=golden,
             progress=work.track(workload.title, estimate),
         )
-    _show(measurement, checked, as_json, results.as_dict([measurement], config))
+    content = results.as_dict([measurement], config)
     if folder is not None:
-        results.write_json(folder / "results.json", results.as_dict([measurement], config))
+        results.write_json(folder / "results.json", content)
+    _show(measurement, checked, as_json, content)
     if checked is not None and checked.difference is not None:
         sys.exit(1)
 

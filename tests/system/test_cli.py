@@ -58,7 +58,7 @@ def test_a_mismatch_is_exit_code_1_and_names_the_first_place(monkeypatch):
 
 
 def test_compare_prints_json_alone_on_standard_output(tmp_path):
-    command = [sys.executable, "-m", "sim.cli.main", "compare", *SMALL, "--out", str(tmp_path), "--json"]
+    command = [sys.executable, "-m", "sim.cli.entry", "compare", *SMALL, "--out", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     content = json.loads(done.stdout)
     jsonschema.validate(content, SCHEMA)
@@ -97,6 +97,9 @@ BAD = {
     "verb": (["fly"], "No such command"),
     "scratchpad": (["plan", "--set", "scratchpad.bytes=32768"], "does not fit the scratchpad"),
     "rings": (["plan", "--set", "rings.count=8"], "the compiler needs 13 rings"),
+    "memory": (["run", "--size", "64x64", "--set", "dram.bytes=1048576"], "dram.bytes is 1,048,576"),
+    "name": (["plan", "--set", "name=[red]x[/nope]"], "name must be 1 to 64"),
+    "run that does not fit": (["compare", "--set", "scratchpad.bytes=32768"], "does not fit the scratchpad"),
     "image": (["disasm", "/nowhere.rondo"], "cannot read /nowhere.rondo"),
     "folder": (["compare", "--out", "/proc/nothing/here"], "cannot write to /proc/nothing/here"),
 }
@@ -106,7 +109,7 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_2(name):
     arguments, message = BAD[name]
     done = subprocess.run(
-        [sys.executable, "-m", "sim.cli.main", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "sim.cli.entry", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 2, done.stderr
     lines = done.stderr.strip().splitlines()
@@ -120,7 +123,7 @@ def test_a_missing_compiler_is_one_line(tmp_path):
     environment = os.environ | {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment.pop("CXX", None)
     done = subprocess.run(
-        [sys.executable, "-m", "sim.cli.main", "run", *SMALL],
+        [sys.executable, "-m", "sim.cli.entry", "run", *SMALL],
         capture_output=True,
         text=True,
         timeout=120,
@@ -135,7 +138,7 @@ def test_a_missing_compiler_is_one_line(tmp_path):
 
 def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "sim.cli.main", "run", "--model", "yolov5n", "--size", "64x64", "--npu", "tiny"]
+    command = [sys.executable, "-m", "sim.cli.entry", "run", "--model", "yolov5n", "--size", "64x64", "--npu", "tiny"]
     process = subprocess.Popen(
         [*command, "--frames", "1000", "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -58,6 +58,7 @@ class Model:
                 "status": 0, "engine": 0, "command": 0,
             }  # fmt: skip
             if self.state == "fail":
+                assert record is not None
                 completion |= {"status": record[2], "engine": record[1], "command": record[3]}
         out = {
             "job_head": self.head, "running": self.newest != self.head, "stopped": self.state == "stopped",

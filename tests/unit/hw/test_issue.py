@@ -312,7 +312,7 @@ def random_command(rng: random.Random, engine: Engine, index: int, places: list[
     opcode: int = rng.choice(legal)
     verdict = Fault.NONE
     body: Values = {}
-    if rng.random() < 0.02:
+    if rng.random() < 0.05:
         opcode = rng.choice([code for code in (*range(8), 128, 255) if code not in legal])
         verdict = Fault.OPCODE
     elif opcode in GOOD:
@@ -480,7 +480,7 @@ def test_random(engine: Engine) -> None:
                 index += 1
                 command = random_command(rng, engine, index, places)
             idle = rng.random() < rates[1]
-            if not idle and rng.random() < 0.2:  # of a command before the one at hand
+            if index and not idle and rng.random() < 0.2:  # of a command before the one at hand
                 engine_index = min(engine_index + 1, index - 1)
                 retire = engine_index
             else:

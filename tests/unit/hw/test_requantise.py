@@ -32,7 +32,7 @@ EXTREMES = (
 def cases() -> list[tuple[int, int, int]]:
     """(value, multiplier, shift)"""
     r = random.Random(SEED)
-    result = list(itertools.product(EXTREMES, EXTREMES, (-31, -30, -1, 0, 1, 30)))
+    result: list[tuple[int, int, int]] = list(itertools.product(EXTREMES, EXTREMES, (-31, -30, -1, 0, 1, 30)))
     for _ in range(6000):
         value = r.choice((r.choice(EXTREMES), r.randint(-(1 << 31), (1 << 31) - 1), r.randint(-5000, 5000)))
         multiplier = r.choice(
