@@ -12,7 +12,8 @@ of the next tile may be written from cycle s + 2 on; the last line of this one i
 
 Bytes are held and multiplied unsigned, offset by 128, which needs no sign extension at any multiplier. With u = x +
 128 and v = w + 128, ``sum(x w) = sum(u v) - 128 (sum(x) + sum(v))``: ``sum(x)`` is shared by all columns, ``sum(v)``
-is added up while the weights arrive, so the lines of a tile must be written in order, line 0 first.
+is added up while the weights arrive, so the lines of a tile must be written in order, line 0 first. A tile that is a
+diagonal arrives as one line.
 """
 
 import functools
@@ -28,6 +29,8 @@ GROUP = 16
 """Products that are summed in the cycle of their multiplication."""
 LATENCY = 3
 """Cycles from a line on ``feed`` to its sums."""
+ZERO = 0x80
+"""A weight of 0 as it is held."""
 
 
 def _tree(terms: list[Value]) -> Value:
@@ -37,11 +40,11 @@ def _tree(terms: list[Value]) -> Value:
 
 
 class WeightWriteSignature(wiring.Signature):
-    """A weight line into the shadow weights."""
+    """A weight line into the shadow weights; with ``diagonal`` it is all of them, weight (c, c) in lane c."""
 
     def __init__(self, config: NpuConfig):
         n = config.array.n
-        super().__init__({"valid": Out(1), "row": Out((n - 1).bit_length()), "line": Out(n * 8)})
+        super().__init__({"valid": Out(1), "diagonal": Out(1), "row": Out((n - 1).bit_length()), "line": Out(n * 8)})
 
 
 class SumsSignature(wiring.Signature):
@@ -84,7 +87,11 @@ class Array(wiring.Component):
         shadow_total = [Signal(total_bits, name=f"shadow_total_{c}", reset_less=True) for c in range(n)]
         active_total = [Signal(total_bits, name=f"active_total_{c}", reset_less=True) for c in range(n)]
         arriving = [self.weights.line.word_select(c, 8) ^ 0x80 for c in range(n)]
-        with m.If(self.weights.valid):
+        with m.If(self.weights.valid & self.weights.diagonal):
+            for r in range(n):
+                m.d.sync += [shadow[r][c].eq(arriving[c] if r == c else ZERO) for c in range(n)]
+            m.d.sync += [shadow_total[c].eq(arriving[c] + (n - 1) * ZERO) for c in range(n)]
+        with m.Elif(self.weights.valid):
             with m.Switch(self.weights.row):
                 for r in range(n):
                     with m.Case(r):

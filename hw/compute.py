@@ -103,8 +103,9 @@ class Compute(wiring.Component):
             | {"input": cursor(ComputeOperand.INPUT)},
         }
         loading = fields(
-            "maximum", "accumulate_last", "load_table", "table_tag", "kernel_width", "kernel_height", "in_blocks"
-        )
+            "maximum", "accumulate_last", "load_table", "diagonal", "table_tag", "kernel_width", "kernel_height",
+            "in_blocks",
+        )  # fmt: skip
         loading |= {
             "weights_place": place(ComputeOperand.WEIGHTS),
             "table_place": place(ComputeOperand.TABLE),
@@ -113,7 +114,7 @@ class Compute(wiring.Component):
         }
         ending = fields(
             "out_width", "out_rows", "out_row_stride", "residual_row_stride", "residual", "load_table",
-            "output_zero_point", "clamp_low", "clamp_high",
+            "single_rounding", "output_zero_point", "clamp_low", "clamp_high", "add_clamp_low", "add_clamp_high",
         )  # fmt: skip
         for add in ("a", "b", "out"):
             ending[f"add_{add}"] = {

@@ -1,6 +1,6 @@
 """Performance counters: one cause a cycle for each engine, and events on the memory and scratchpad ports."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -38,6 +38,8 @@ class Counters(wiring.Component):
         Pulses.
     cycle
         Cycles since reset.
+    cause_load, cause_compute, cause_store
+        What this cycle of each engine is counted as; for observation.
     counter_*
         The copies (``COUNTERS``), for the ports of the register file of the same names.
     """
@@ -50,6 +52,7 @@ class Counters(wiring.Component):
         super().__init__(
             {
                 **{f"flags_{engine.name.lower()}": In(CAUSE_FLAGS) for engine in Engine},
+                **{f"cause_{engine.name.lower()}": Out(Cause) for engine in Engine},
                 **{event: In(1) for event in EVENTS.values()},
                 "snapshot": In(1),
                 "clear": In(1),
@@ -66,6 +69,10 @@ class Counters(wiring.Component):
         happens = {_CYCLES: Const(1), **{name: getattr(self, event) for name, event in EVENTS.items()}}
         for engine in Engine:
             flags = getattr(self, f"flags_{engine.name.lower()}")
+            first: Value = Const(Cause.IDLE, Cause)
+            for cause in reversed(PRECEDENCE[:-1]):
+                first = Mux(flags[cause.name.lower()], cause, first)
+            m.d.comb += getattr(self, f"cause_{engine.name.lower()}").eq(first)
             earlier = Const(0)
             for cause in PRECEDENCE:
                 if cause is Cause.IDLE:  # the last in precedence, and what is left when nothing is raised

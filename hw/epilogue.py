@@ -49,9 +49,12 @@ def epilogue_context(config: NpuConfig) -> data.StructLayout:
             "residual_row_stride": stride,
             "residual": 1,
             "load_table": 1,
+            "single_rounding": 1,
             "output_zero_point": signed(8),
             "clamp_low": signed(8),
             "clamp_high": signed(8),
+            "add_clamp_low": signed(8),
+            "add_clamp_high": signed(8),
             "add_a": _ADD_FACTOR,
             "add_b": _ADD_FACTOR,
             "add_out": _ADD_FACTOR,
@@ -237,7 +240,7 @@ class Epilogue(wiring.Component):
         # --- passes: what is in each stage ---
         entry = data.StructLayout({"valid": 1, "number": 2, "parity": 1})
         stages = [Signal(entry, name=f"stage_{stage}") for stage in range(1, 7)]
-        first, second, _, fourth, fifth, result = stages  # ``result``: the cycle after stage 5, e + 6 of pass 0
+        first, second, third, fourth, fifth, result = stages  # ``result``: the cycle after stage 5, e + 6 of pass 0
         read = Signal(entry)
         m.d.sync += [read.valid.eq(issue), read.parity.eq(parity)]
         again = result.valid & context.residual & (result.number != 3)
@@ -263,7 +266,10 @@ class Epilogue(wiring.Component):
         scaled = held_by_parity("scaled", 32)
 
         m.submodules.requantise = requantise = Requantise(n)
-        m.d.comb += requantise.valid.eq(first.valid)
+        m.d.comb += [
+            requantise.valid.eq(first.valid),
+            requantise.away.eq((fourth.number != 0) | ~context.single_rounding),
+        ]
         sums = [Signal(signed(32), name=f"sum_{c}", reset_less=True) for c in range(n)]
         bytes_out = [Signal(8, name=f"byte_{c}", reset_less=True) for c in range(n)]
         results = [Signal(signed(8), name=f"result_{c}") for c in range(n)]
@@ -288,14 +294,15 @@ class Epilogue(wiring.Component):
         ]
         first_plain = first.number == 0
         second_plain = second.number == 0
+        third_single = (third.number == 0) & context.single_rounding
         fourth_plain = fourth.number == 0
         last_zero_point = Signal(signed(8))
         low = Signal(signed(8))
         high = Signal(signed(8))
         m.d.comb += [
             last_zero_point.eq(Mux(fifth.number == 0, context.output_zero_point, add_out.zero_point)),
-            low.eq(Mux(fifth.number == 0, context.clamp_low, Const(-128, signed(8)))),
-            high.eq(Mux(fifth.number == 0, context.clamp_high, Const(127, signed(8)))),
+            low.eq(Mux(fifth.number == 0, context.clamp_low, context.add_clamp_low)),
+            high.eq(Mux(fifth.number == 0, context.clamp_high, context.add_clamp_high)),
         ]
 
         for c in range(n):
@@ -315,7 +322,8 @@ class Epilogue(wiring.Component):
             m.d.comb += [
                 requantise.value.word_select(c, 32).eq(value),
                 requantise.left.word_select(c, 5).eq(Mux(first_plain, left[c], add_left)),
-                # Stages 2 and 4; stage 3 needs no constant.
+                # Stages 2 to 4.
+                requantise.first_rounds[c].eq(~third_single | ~right[c].any()),
                 requantise.multiplier.word_select(c, 32).eq(Mux(second_plain, multiplier[c], add_multiplier)),
                 requantise.right.word_select(c, 5).eq(Mux(fourth_plain, right[c], add_right)),
             ]

@@ -333,6 +333,7 @@ class IssueUnit(wiring.Component):
                 Cat(loop == 0 for loop in loops).any()
                 | (body.out_width * body.out_rows > config.accumulator_half)
                 | Cat(stride[bits + 1 :].any() for stride in strides).any()
+                | (body.diagonal & body.maximum)
             )
         if opcode == Opcode.RING_CONFIGURE:
             product = body.slots[: MAX_SLOTS.bit_length()] * body.slot_bytes[: bits + 1]

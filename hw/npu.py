@@ -36,6 +36,7 @@ from hw.memory_port import MemoryPort
 from hw.registers import RegisterFile
 from hw.ring_file import RingFile
 from hw.scratchpad import Scratchpad
+from hw.spec.causes import Cause
 from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS, task_control_block
@@ -48,6 +49,8 @@ SCRATCHPAD_READS = ("pixels", "residual", "weights", "store")
 SCRATCHPAD_WRITES = ("epilogue", "load")
 
 JOB_RETIRE = wiring.Signature({"valid": Out(1), "index": Out(INDEX_BITS), "job_index": Out(JOB_INDEX_BITS)})
+
+ACTIVITY = wiring.Signature({"cause": Out(Cause), "running": Out(1), "command": Out(INDEX_BITS)})
 
 
 class Npu(wiring.Component):
@@ -63,6 +66,9 @@ class Npu(wiring.Component):
         Level.
     retire_0, retire_1, retire_2
         For observation: each engine's committed commands (``Engine`` order), in order.
+    activity_0, activity_1, activity_2
+        For observation: what each engine's cycle is counted as, whether the engine is in a job, and its oldest command
+        that is not committed: it works on that one, or waits for it.
     control_block
         The task's whole state as the layout that memory holds it in, for observation and for saving.
     """
@@ -74,6 +80,7 @@ class Npu(wiring.Component):
                 "registers": In(Axi4LiteSignature(ADDRESS_BITS)),
                 "interrupt": Out(1),
                 **{f"retire_{int(engine)}": Out(JOB_RETIRE) for engine in Engine},
+                **{f"activity_{int(engine)}": Out(ACTIVITY) for engine in Engine},
                 "control_block": Out(task_control_block(config)),
             }
         )
@@ -157,6 +164,7 @@ class Npu(wiring.Component):
             connect(m, worker.commit, unit.engine_commit)
             connect(m, worker.retire, unit.engine_retire)
             retire = getattr(self, f"retire_{int(engine)}")
+            activity = getattr(self, f"activity_{int(engine)}")
             fault = of("fault")
             m.d.comb += [
                 unit.engine_idle.eq(worker.idle),
@@ -174,6 +182,9 @@ class Npu(wiring.Component):
                 retire.index.eq(unit.retire.index),
                 retire.job_index.eq(of("job_index")),
                 getattr(counters, f"retired_{name}").eq(unit.retire.valid),
+                activity.cause.eq(getattr(counters, f"cause_{name}")),
+                activity.running.eq(of("running")),
+                activity.command.eq(of("progress").command),
             ]
             if engine == Engine.COMPUTE:
                 m.d.comb += [fault.valid.eq(unit.fault.valid), fault.report.eq(unit.fault.report)]

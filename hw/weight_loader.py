@@ -3,7 +3,7 @@
 ::
 
     command: tile 0 ─► parameter block ─► table (unless cached) ─► tile 1 ─► tile 2 ...
-             N lines   9 lines            256 / N lines            N lines
+             N lines   9 lines            256 / N lines            N lines    (one line if ``diagonal``)
                 │          │                  │
                 ▼          ▼                  ▼  four entries a cycle
              shadow    shadow             tables
@@ -37,6 +37,7 @@ def loader_context(config: NpuConfig) -> data.StructLayout:
             "maximum": 1,
             "accumulate_last": 1,
             "load_table": 1,
+            "diagonal": 1,
             "table_tag": 16,
             "kernel_width": 8,
             "kernel_height": 8,
@@ -155,6 +156,7 @@ class WeightLoader(wiring.Component):
         last_tile = last_tap_x & last_tap_y & (block + 1 == context.in_blocks)
         first_tile = (tap_x == 0) & (tap_y == 0) & (block == 0)
         table_wanted = context.load_table & ~(table_valid & (table_tag == context.table_tag))
+        last_line = context.diagonal | (row == n - 1)  # of a tile
         tiles_done = Signal()  # when the epilogue's part is read, no tile remains
         done = Signal()  # the last line of the command is granted
         nothing_to_read = Signal()  # the command before: a maximum that goes on
@@ -193,7 +195,7 @@ class WeightLoader(wiring.Component):
                         m.d.sync += nothing_to_read.eq(1)
             with m.Case(_State.TILE):
                 m.d.comb += may_read.eq(~shadow_full)
-                with m.If(grant & (row == n - 1)):
+                with m.If(grant & last_line):
                     m.d.sync += [row.eq(0), tap_x.eq(tap_x + 1), tiles_done.eq(last_tile)]
                     with m.If(last_tap_x):
                         m.d.sync += [tap_x.eq(0), tap_y.eq(tap_y + 1)]
@@ -238,11 +240,13 @@ class WeightLoader(wiring.Component):
         # The cycle after a grant: the line arrives.
         arrives = Signal(_State)
         arriving_row = Signal.like(row)
+        arriving_diagonal = Signal()
         m.d.sync += arrives.eq(Mux(grant, state, _State.IDLE))
         with m.If(grant):
-            m.d.sync += arriving_row.eq(row)
+            m.d.sync += [arriving_row.eq(row), arriving_diagonal.eq(context.diagonal)]
         m.d.comb += [
             self.weights.valid.eq(arrives == _State.TILE),
+            self.weights.diagonal.eq(arriving_diagonal),
             self.weights.row.eq(arriving_row),
             self.weights.line.eq(self.port.data),
             self.parameters.valid.eq(arrives == _State.PARAMETERS),
@@ -254,7 +258,7 @@ class WeightLoader(wiring.Component):
         # Shadow weights: full as soon as the last line is granted, for a swap takes effect two cycles later.
         with m.If(self.swap):
             m.d.sync += shadow_full.eq(0)
-        with m.If(grant & (state == _State.TILE) & (row == n - 1)):
+        with m.If(grant & (state == _State.TILE) & last_line):
             m.d.sync += shadow_full.eq(1)
 
         # Table words.

@@ -28,11 +28,21 @@ def _int32(values: Int64Array) -> Int64Array:
     return values.astype(np.int32).astype(np.int64)
 
 
-def _scale(values: Int64Array, multiplier: Any, shift: Any) -> Int64Array:
+def _scale(values: Int64Array, multiplier: Any, shift: Any, *, single_rounding: bool = False) -> Int64Array:
     """Multiply by a quantised multiplier, for any input: the left shift wraps."""
     shift = np.asarray(shift, np.int64)
     raised = _int32(values << np.maximum(shift, 0))
+    if single_rounding:
+        # Nothing saturates but the product of both least values, where nothing is shifted right.
+        scaled = numerics.multiply_with_single_rounding(raised, multiplier, np.minimum(shift, 0))
+        return np.minimum(scaled, numerics.INT32_MAX)
     return numerics.multiply_by_quantized_multiplier(raised, multiplier, np.minimum(shift, 0))
+
+
+def _clamp(values: Int64Array, low: int, high: int) -> Int64Array:
+    """Within bounds given in two's complement; the low one comes first, which counts if they cross."""
+    low, high = _signed(low, 8), _signed(high, 8)
+    return np.where(values < low, low, np.minimum(values, high))
 
 
 class _Operand:
@@ -109,10 +119,14 @@ def convolve(
                     sums = lines.astype(np.int32) if clear else np.maximum(sums, lines)
                 else:
                     assert stationary is not None
-                    weights = stationary.read(weight_offset + np.arange(n) * n, n)
-                    weight_offset += n * n
-                    # Exact: N products of 15 bits stay within the 24 bits of a float32.
-                    products = (lines.astype(np.float32) @ weights.astype(np.float32)).astype(np.int32)
+                    if f["diagonal"]:
+                        products = lines.astype(np.int32) * stationary.read(np.array([weight_offset]), n)
+                        weight_offset += n
+                    else:
+                        weights = stationary.read(weight_offset + np.arange(n) * n, n)
+                        weight_offset += n * n
+                        # Exact: N products of 15 bits stay within the 24 bits of a float32.
+                        products = (lines.astype(np.float32) @ weights.astype(np.float32)).astype(np.int32)
                     sums = products if clear else sums + products
                 clear = False
     accumulator[:pixels] = sums
@@ -123,10 +137,11 @@ def convolve(
     block = stationary.read(np.arange(PARAMETER_LINES) * n, n)
     words = np.ascontiguousarray(block[:8].reshape(2, 4, n).transpose(0, 2, 1))
     bias, multiplier = words.view("<i4")[..., 0].astype(np.int64)
-    values = _scale(_int32(sums.astype(np.int64) + bias), multiplier, block[8]) + _signed(f["output_zero_point"], 8)
-    # Low bound first: that is what counts if the bounds cross.
-    low, high = _signed(f["clamp_low"], 8), _signed(f["clamp_high"], 8)
-    values = np.where(values < low, low, np.minimum(values, high))
+    values = _scale(
+        _int32(sums.astype(np.int64) + bias), multiplier, block[8], single_rounding=bool(f["single_rounding"])
+    )
+    values = values + _signed(f["output_zero_point"], 8)
+    values = _clamp(values, f["clamp_low"], f["clamp_high"])
     if f["load_table"]:
         table = _Operand(operands[ComputeOperand.TABLE], scratchpad)
         lines_of_table = table.read(np.arange(0, TABLE_BYTES, n), n).ravel()
@@ -140,7 +155,7 @@ def convolve(
             multiplier, shift = _signed(f[f"add_multiplier_{name}"], 32), _signed(f[f"add_shift_{name}"], 8)
             total = total + _scale(raised, multiplier, shift)
         values = _scale(_int32(total), _signed(f["add_multiplier_out"], 32), _signed(f["add_shift_out"], 8))
-        values = np.clip(values + _signed(f["add_zero_point_out"], 8), numerics.INT8_MIN, numerics.INT8_MAX)
+        values = _clamp(values + _signed(f["add_zero_point_out"], 8), f["add_clamp_low"], f["add_clamp_high"])
     _Operand(operands[ComputeOperand.OUTPUT], scratchpad).write(oy * f["out_row_stride"] + ox * n, values)
 
 

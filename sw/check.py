@@ -85,8 +85,9 @@ def check_command_lengths(streams: dict[Engine, list[Command]], config: NpuConfi
             if command.opcode == Opcode.CONVOLVE:
                 pixels = body["out_width"] * body["out_rows"]
                 tiles = body["in_blocks"] * body["kernel_height"] * body["kernel_width"]
+                fewest = 2 if body["maximum"] or body["diagonal"] else config.array.n + 1
                 cycles = 0 if body["accumulate_first"] else cycles
-                cycles += tiles * max(pixels, 2 if body["maximum"] else config.array.n + 1)
+                cycles += tiles * max(pixels, fewest)
                 what = "cycles with the commands that it goes on from"
             elif command.opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
                 count = int(np.prod(body["count"], dtype=np.int64))
@@ -185,6 +186,7 @@ class _Fields:
         for stride in ("in_row_stride", "in_block_stride", "out_row_stride", "residual_row_stride"):
             size = 2 * self._config.scratchpad.bytes
             self._require(body[stride] < size, f"has {stride} {body[stride]}; it must be less than {size}")
+        self._require(not (body["diagonal"] and body["maximum"]), "has diagonal weights for a maximum")
         last = body["accumulate_last"]
         needed = {
             ComputeOperand.INPUT: True,
@@ -366,7 +368,7 @@ class _Checker:
                     delta = block * body["in_block_stride"] + line * body["in_row_stride"] + first
                     self._reads(place, delta, size, "input", starts)
         tiles = 0 if body["maximum"] else body["in_blocks"] * body["kernel_height"] * body["kernel_width"]
-        size = tiles * n * n + (PARAMETER_LINES * n if body["accumulate_last"] else 0)
+        size = tiles * (n if body["diagonal"] else n * n) + (PARAMETER_LINES * n if body["accumulate_last"] else 0)
         if size:
             self._reads(self._operand(event, ComputeOperand.WEIGHTS), 0, size, "weights", range(0, size, n))
         if not body["accumulate_last"]:

@@ -151,7 +151,9 @@ CONVOLVE = data.StructLayout(
         "upsample": 1,  # halved input coordinates
         "residual": 1,  # the epilogue adds the residual operand
         "load_table": 1,  # with TABLE operand: activation table; without, values pass unchanged
-        "reserved0": 10,
+        "diagonal": 1,  # weight tiles are diagonals; not with ``maximum``
+        "single_rounding": 1,  # requantisation rounds once, halves up; otherwise twice
+        "reserved0": 8,
         "table_tag": 16,  # identity of the table's contents within the program; a cached table is not read again
         "out_width": 16,  # output pixels a row
         "out_rows": 16,
@@ -184,6 +186,8 @@ CONVOLVE = data.StructLayout(
         "add_multiplier_a": 32,
         "add_multiplier_b": 32,
         "add_multiplier_out": 32,
+        "add_clamp_low": 8,  # two's complement, after the addition of the residual
+        "add_clamp_high": 8,
     }
 )
 """Body of CONVOLVE.
@@ -196,9 +200,14 @@ accumulator's lines.
 
 The weights operand's slot holds, from its offset: the parameter block (only with ``accumulate_last``), then
 ``in_blocks * kernel_height * kernel_width`` tiles (none with ``maximum``). A tile is N lines of N int8: line r holds
-the weights of input channel r for output channels 0..N-1. The parameter block is ``PARAMETER_LINES`` lines of N
-bytes: line j < 4 byte j of each channel's bias, line 4 + j byte j of its multiplier, line 8 its shift (two's
+the weights of input channel r for output channels 0..N-1. With ``diagonal`` a tile is one line of N int8: lane c is the
+weight of input channel c for output channel c, and all other weights are 0. The parameter block is ``PARAMETER_LINES``
+lines of N bytes: line j < 4 byte j of each channel's bias, line 4 + j byte j of its multiplier, line 8 its shift (two's
 complement, positive is left). The table operand's slot holds 256 int8: the result for value v at index v + 128.
+
+Requantisation multiplies by ``multiplier * 2**(shift - 31)``. It rounds twice, as TFLite's CONV_2D does (to the doubled
+high half, halves up, then at the right shift, halves away from zero), or with ``single_rounding`` once, halves up, as
+its FULLY_CONNECTED does (``hw.spec.numerics``).
 """
 PARAMETER_LINES = 9
 TABLE_BYTES = 256
@@ -284,6 +293,8 @@ SIGNED = frozenset(
         "add_shift_a",
         "add_shift_b",
         "add_shift_out",
+        "add_clamp_low",
+        "add_clamp_high",
         "dram_stride",
     }
 )

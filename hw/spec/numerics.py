@@ -114,8 +114,26 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     return multiplier, shift
 
 
+def multiply_with_single_rounding(x: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) -> Int64Array:
+    """Multiply by the real number ``multiplier * 2**(shift - 31)``, rounded once to nearest, halves up.
+
+    That is what the runtime's FULLY_CONNECTED does.  Parameters as those of `multiply_by_quantized_multiplier`.
+    """
+    shift = np.asarray(shift, np.int64)
+    raised = np.asarray(x, np.int64) << np.maximum(shift, 0)
+    right = 31 + np.maximum(-shift, 0)
+    return (raised * np.asarray(multiplier, np.int64) + (np.int64(1) << (right - 1))) >> right
+
+
 def requantise(
-    acc: ArrayLike, multiplier: ArrayLike, shift: ArrayLike, zero_point: int, lo: int = INT8_MIN, hi: int = INT8_MAX
+    acc: ArrayLike,
+    multiplier: ArrayLike,
+    shift: ArrayLike,
+    zero_point: int,
+    lo: int = INT8_MIN,
+    hi: int = INT8_MAX,
+    *,
+    single_rounding: bool = False,
 ) -> Int8Array:
     """Scale int32 accumulators to int8.
 
@@ -129,9 +147,11 @@ def requantise(
         Zero point of the result.
     lo, hi
         The result is clamped to ``lo .. hi``.
+    single_rounding
+        Round once, not twice.
     """
-    scaled = multiply_by_quantized_multiplier(acc, multiplier, shift)
-    return np.clip(scaled + zero_point, lo, hi).astype(np.int8)
+    scale = multiply_with_single_rounding if single_rounding else multiply_by_quantized_multiplier
+    return np.clip(scale(acc, multiplier, shift) + zero_point, lo, hi).astype(np.int8)
 
 
 @dataclass(frozen=True)
@@ -249,6 +269,34 @@ def silu_table(scale: float, zero_point: int, scale_out: float, zero_point_out: 
     real = float(np.float32(scale) * np.float32(SIGMOID_SCALE) / np.float32(scale_out))
     multiplier, shift = quantize_multiplier(real)
     return requantise((all_int8() - zero_point) * sigmoid, multiplier, shift, zero_point_out)
+
+
+def activation_bounds(kind: str, scale: float, zero_point: int) -> tuple[int, int]:
+    """Bounds that TFLite puts on an operator's output for a fused activation.
+
+    Parameters
+    ----------
+    kind
+        ``none``, ``relu``, ``relu6`` or ``relu_n1_to_1``.
+    scale, zero_point
+        Quantisation of the output.
+
+    Raises
+    ------
+    KeyError
+        For any other kind.
+    """
+    low, high = {"none": (None, None), "relu": (0.0, None), "relu6": (0.0, 6.0), "relu_n1_to_1": (-1.0, 1.0)}[kind]
+
+    def quantised(real: float) -> int:
+        # The quotient is float32; rounding takes halves away from zero.
+        quotient = float(np.float32(real) / np.float32(scale))
+        return zero_point + int(math.copysign(math.floor(abs(quotient) + 0.5), quotient))
+
+    return (
+        INT8_MIN if low is None else max(INT8_MIN, quantised(low)),
+        INT8_MAX if high is None else min(INT8_MAX, quantised(high)),
+    )
 
 
 def relu_table(

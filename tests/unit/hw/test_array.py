@@ -47,10 +47,17 @@ def test_sums(n, density):
             writes = row < n and wait == 0 and r.random() < density
             ctx.set(dut.weights.valid, writes)
             if writes:
-                shadow[row] = line()
+                values = line()
+                diagonal = row == 0 and r.random() < 0.4
+                ctx.set(dut.weights.diagonal, diagonal)
                 ctx.set(dut.weights.row, row)
-                ctx.set(dut.weights.line, number(shadow[row]))
-                row += 1
+                ctx.set(dut.weights.line, number(values))
+                if diagonal:
+                    shadow = np.diag(values)
+                    row = n
+                else:
+                    shadow[row] = values
+                    row += 1
             wait = max(0, wait - 1)
             swaps = swap_next or (row == n and wait == 0)
             ctx.set(dut.feed.swap, swaps)

@@ -99,14 +99,18 @@ class Builder:
             "pad_value": r.randint(-128, 127),
             "output_zero_point": r.randint(-128, 127),
             "table_tag": r.randrange(3),
+            "diagonal": int(r.random() < 0.3),
+            "single_rounding": r.randrange(2),
         } | fields
+        f["diagonal"] &= 1 - f["maximum"]
         if f["accumulate_last"]:
             f.setdefault("residual", int(r.random() < 0.4))
             f.setdefault("load_table", int(r.random() < 0.4))
-        low, high = sorted((r.randint(-128, 127), r.randint(-128, 127)))
-        if r.random() < 0.6:
-            low, high = -128, 127
-        f = {"clamp_low": low, "clamp_high": high} | f
+        for clamp in ("clamp", "add_clamp"):
+            low, high = sorted((r.randint(-128, 127), r.randint(-128, 127)))
+            if r.random() < 0.6:
+                low, high = -128, 127
+            f = {f"{clamp}_low": low, f"{clamp}_high": high} | f
         for name in ("a", "b", "out"):
             extreme = r.random() < 0.15
             f[f"add_zero_point_{name}"] = r.randint(-128, 127)
@@ -322,7 +326,8 @@ def check_commits(builder: Builder, record: Record) -> None:
 def simple(builder: Builder, **fields: int) -> Command:
     """A command of known size: one tile a tap, no options."""
     settings = {
-        "maximum": 0, "upsample": 0, "residual": 0, "load_table": 0, "kernel_width": 1, "kernel_height": 1,
+        "maximum": 0, "diagonal": 0, "upsample": 0, "residual": 0, "load_table": 0, "kernel_width": 1,
+        "kernel_height": 1,
         "in_blocks": 1, "out_width": 8, "out_rows": 2, "x_origin": 0, "y_origin": 0, "stride_x": 1, "stride_y": 1,
         "in_width": 8, "in_rows": 2,
     } | fields  # fmt: skip
@@ -362,6 +367,8 @@ def test_one_pixel():
         shape = {"out_width": 1, "out_rows": 1, "maximum": maximum, "residual": 0, "load_table": 0}
         builder.add(kernel_width=3, kernel_height=3, in_width=12, in_rows=10, x_origin=0, y_origin=0, **shape)
     builder.add(out_width=2, out_rows=1, maximum=1, kernel_width=3, in_width=12, in_rows=10)
+    shape = {"out_width": 1, "out_rows": 1, "maximum": 0, "residual": 0, "load_table": 0}
+    builder.add(diagonal=1, kernel_width=3, kernel_height=3, in_width=12, in_rows=10, x_origin=0, y_origin=0, **shape)
     run(builder)
 
 
@@ -465,6 +472,28 @@ def test_small_tiles_take_their_weights_time(pixels):
     record = run(builder)
     first = record.streamed[::pixels]
     assert {b - a for a, b in itertools.pairwise(first)} == {max(pixels, N + 1)}
+
+
+@pytest.mark.parametrize("pixels", [1, 2, 5])
+def test_diagonal_tiles_take_two_cycles_at_least_and_one_read(pixels):
+    builder = Builder(random.Random(SEED))
+    simple(
+        builder, out_width=pixels, out_rows=1, kernel_width=3, kernel_height=2, in_width=8, diagonal=1,
+        accumulate_last=0,
+    )  # fmt: skip
+    record = run(builder)
+    first = record.streamed[::pixels]
+    assert {b - a for a, b in itertools.pairwise(first)} == {max(pixels, 2)}
+    assert len(record.reads["weights"]) == 6
+    assert record.streamed[0] == 5  # the window's latency: the weights are there before
+
+
+def test_diagonal_and_dense_tiles_in_one_chain():
+    builder = Builder(random.Random(SEED))
+    shape = {"out_width": 5, "out_rows": 2, "maximum": 0}
+    for link, diagonal in enumerate((1, 0, 1, 1, 0)):
+        builder.add(accumulate_first=int(link == 0), accumulate_last=int(link == 4), diagonal=diagonal, **shape)
+    run(builder, busy=0.2)
 
 
 @pytest.mark.parametrize("pixels", [1, 2, 5])

@@ -60,7 +60,9 @@ def test_random_events(bus_bits: int) -> None:
                 raised = [cause for cause in Cause if rng.random() < rng.choice([0.0, 0.2])]
                 flags = {cause.name.lower(): int(cause in raised) for cause in Cause}
                 ctx.set(getattr(dut, f"flags_{engine.name.lower()}"), flags)
-                happened[f"counter_{engine.name}_{min(raised, default=Cause.IDLE).name}".lower()] = 1
+                cause = min(raised, default=Cause.IDLE)
+                happened[f"counter_{engine.name}_{cause.name}".lower()] = 1
+                assert ctx.get(getattr(dut, f"cause_{engine.name.lower()}")) == cause
             for name, event in EVENTS.items():
                 pulse = rng.getrandbits(1)
                 ctx.set(getattr(dut, event), pulse)

@@ -41,8 +41,9 @@ class Job:
             r.randint(-30, 30),
             r.uniform(0.05, 0.2),
             r.randint(-30, 30),
+            *r.choice(((-128, 127), (-60, 50), (-128, 20))),
         )
-        self.residual, self.load_table = residual, load_table
+        self.residual, self.load_table, self.single = residual, load_table, r.randrange(2)
         stride = self.width * N + N * r.randrange(3)
         ring_bytes = self.rows * stride
 
@@ -64,7 +65,9 @@ class Job:
         return {
             "out_width": self.width, "out_rows": self.rows, "out_row_stride": self.stride,
             "residual_row_stride": self.stride, "residual": self.residual, "load_table": self.load_table,
+            "single_rounding": self.single,
             "output_zero_point": self.zero_point, "clamp_low": self.low, "clamp_high": self.high,
+            "add_clamp_low": self.add.lo, "add_clamp_high": self.add.hi,
             "add_a": factor("a"), "add_b": factor("b"), "add_out": factor("out"),
             "residual_place": self.source, "output_place": self.output,
         }  # fmt: skip
@@ -78,8 +81,9 @@ class Job:
     @property
     def result(self) -> np.ndarray:
         values = numerics.requantise(
-            self.sums + self.bias, self.multiplier, self.shift, self.zero_point, self.low, self.high
-        )
+            self.sums + self.bias, self.multiplier, self.shift, self.zero_point, self.low, self.high,
+            single_rounding=bool(self.single),
+        )  # fmt: skip
         if self.load_table:
             values = numerics.apply_table(self.table, values)
         return numerics.add(values, self.other, self.add) if self.residual else values

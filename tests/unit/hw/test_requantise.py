@@ -48,9 +48,13 @@ def cases() -> list[tuple[int, int, int]]:
     return result
 
 
-def expected(value: int, multiplier: int, shift: int) -> int:
+def expected(value: int, multiplier: int, shift: int, single: bool) -> int:
     raised = int(np.int64(value << max(shift, 0)).astype(np.int32)) if shift <= 30 else 0
-    return int(numerics.multiply_by_quantized_multiplier(raised, multiplier, min(shift, 0)))
+    if not single:
+        return int(numerics.multiply_by_quantized_multiplier(raised, multiplier, min(shift, 0)))
+    # In whole numbers of any size; only the product of both least values saturates.
+    right = 31 + max(-shift, 0)
+    return min((raised * multiplier + (1 << (right - 1))) >> right, (1 << 31) - 1)
 
 
 def test_against_numerics():
@@ -58,7 +62,8 @@ def test_against_numerics():
     rtlil.convert(dut)
     every = cases()
     lines = [every[start : start + LANES] for start in range(0, len(every), LANES)]
-    wanted = [[expected(*case) for case in line] for line in lines]
+    single = [random.Random(f"{SEED} {index}").random() < 0.5 for index in range(len(lines))]
+    wanted = [[expected(*case, once) for case in line] for line, once in zip(lines, single, strict=True)]
 
     def lanes(values: list[int], bits: int) -> int:
         return sum((value & ((1 << bits) - 1)) << (bits * lane) for lane, value in enumerate(values))
@@ -80,7 +85,11 @@ def test_against_numerics():
                 entered += 1
             if cycle - 1 in flight:
                 ctx.set(dut.multiplier, lanes([case[1] for case in lines[flight[cycle - 1]]], 32))
+            if cycle - 2 in flight:
+                index = flight[cycle - 2]
+                ctx.set(dut.first_rounds, lanes([not single[index] or case[2] >= 0 for case in lines[index]], 1))
             if cycle - 3 in flight:
+                ctx.set(dut.away, not single[flight[cycle - 3]])
                 ctx.set(dut.right, lanes([max(-case[2], 0) for case in lines[flight[cycle - 3]]], 5))
             if cycle - LATENCY in flight:
                 index = flight.pop(cycle - LATENCY)
@@ -97,5 +106,6 @@ def test_against_numerics():
 
 
 def test_the_model_itself_at_the_corner():
-    assert expected(-(1 << 31), -(1 << 31), 0) == (1 << 31) - 1
-    assert expected(-(1 << 31), -(1 << 31), -31) == 1
+    for single in (False, True):
+        assert expected(-(1 << 31), -(1 << 31), 0, single) == (1 << 31) - 1
+        assert expected(-(1 << 31), -(1 << 31), -31, single) == 1

@@ -60,11 +60,13 @@ class Bench:
         context = {
             "maximum": int(r.random() < 0.3), "accumulate_last": int(r.random() < 0.7), "load_table": r.randrange(2),
             "table_tag": r.randrange(2), "kernel_width": r.randint(1, 2), "kernel_height": r.randint(1, 2),
-            "in_blocks": r.randint(1, 2),
+            "in_blocks": r.randint(1, 2), "diagonal": int(r.random() < 0.3),
         } | fields  # fmt: skip
+        context["diagonal"] &= 1 - context["maximum"]
         context["load_table"] &= context["accumulate_last"]
         count = 0 if context["maximum"] else context["kernel_width"] * context["kernel_height"] * context["in_blocks"]
-        tiles = [[r.randbytes(n) for _ in range(n)] for _ in range(count)]
+        lines = 1 if context["diagonal"] else n
+        tiles = [[r.randbytes(n) for _ in range(lines)] for _ in range(count)]
         parameters = [r.randbytes(n) for _ in range(PARAMETER_LINES)] if context["accumulate_last"] else []
         table = random.Random(context["table_tag"]).randbytes(TABLE_BYTES)
         context["weights_place"] = self.place(
@@ -118,9 +120,12 @@ class Bench:
                 if ctx.get(dut.weights.valid):
                     row = ctx.get(dut.weights.row)
                     assert not (swapped and row == 0), "the next tile overtakes the swap"
+                    if ctx.get(dut.weights.diagonal):
+                        assert row == 0
+                        shadow.clear()
                     shadow[row] = ctx.get(dut.weights.line).to_bytes(n, "little")
                 if swapped:  # the array copies at the end of the cycle after a swap, with what arrives in it
-                    self.tiles.append([shadow[row] for row in range(n)])
+                    self.tiles.append([shadow[row] for row in sorted(shadow)])
                 swapped = bool(swaps)
                 if begins:  # copies at the end of this cycle
                     self.blocks.append([block[row] for row in range(PARAMETER_LINES)])
@@ -146,7 +151,7 @@ class Bench:
                 await ctx.tick()
                 cycle += 1
             if swapped:
-                self.tiles.append([shadow[row] for row in range(n)])
+                self.tiles.append([shadow[row] for row in sorted(shadow)])
 
         simulator = Simulator(dut)
         simulator.add_clock(1e-6)
@@ -180,12 +185,22 @@ def test_time_of_tiles():
     config = load_config("tiny")
     bench = Bench(config, str(SEED))
     for _ in range(3):
-        bench.add(maximum=0, accumulate_last=0, kernel_width=2)
+        bench.add(maximum=0, diagonal=0, accumulate_last=0, kernel_width=2)
     bench.run()
     n = config.array.n
     assert bench.reads[:n] == list(range(bench.accepted[0] + 1, bench.accepted[0] + 1 + n))
     distances = {b - a for a, b in itertools.pairwise(bench.swaps)}
     assert distances == {n + 1}
+
+
+def test_time_of_diagonal_tiles():
+    """One read a tile, two cycles from swap to swap."""
+    bench = Bench(load_config("tiny"), str(SEED))
+    bench.add(maximum=0, diagonal=1, accumulate_last=0, kernel_width=2, kernel_height=2, in_blocks=2)
+    bench.run()
+    first = bench.accepted[0] + 1
+    assert bench.reads == list(range(first, first + 16, 2))
+    assert bench.swaps == [read + 1 for read in bench.reads]
 
 
 def test_time_of_parameters_and_table():

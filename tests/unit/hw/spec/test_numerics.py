@@ -102,6 +102,14 @@ def test_quantised_multiplier_refuses(real: float) -> None:
         n.quantize_multiplier(real)
 
 
+def test_one_rounding_takes_halves_up_and_sees_what_the_first_rounding_hides() -> None:
+    # 0.375 rounds to 1 by way of 0.5.
+    assert n.multiply_by_quantized_multiplier([3, -3, 1], [1 << 30] * 3, [-2, -2, -1]).tolist() == [1, 0, 1]
+    assert n.multiply_with_single_rounding([3, -3, 1], [1 << 30] * 3, [-2, -2, -1]).tolist() == [0, 0, 0]
+    assert n.multiply_with_single_rounding([2, -2, 6, -6], [1 << 30] * 4, [-1] * 4).tolist() == [1, 0, 2, -1]
+    assert n.multiply_with_single_rounding([5], [1 << 30], [3]).tolist() == [20]
+
+
 def test_requantise_clamps() -> None:
     acc = np.array([-(1 << 20), -256, 0, 256, 1 << 20], np.int32)
     assert n.requantise(acc, 1 << 30, 0, 3).tolist() == [-128, -125, 3, 127, 127]
