@@ -1,0 +1,197 @@
+"""Reads an ONNX file in QDQ form: which of its operators become programs for the NPU, and which the host runs."""
+
+import pathlib
+from collections.abc import Mapping
+from functools import partial
+
+from sw.operators import Tensor
+from sw.reader.fold import Roots, fold
+from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
+from sw.reader.nodes import Node, Pointwise
+from sw.reader.onnx_file import OnnxFile, OnnxNode, read_file
+from sw.reader.onnx_groups import Group, Groups
+from sw.reader.onnx_operators import Translator
+from sw.reader.onnx_runtime import onnx_runtime
+from sw.reader.partition import Part, Role
+from sw.reader.stages import Candidate, make_stages
+from sw.reader.support import Unsupported
+
+BORDER_KINDS = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "Softmax", "LogSoftmax", "ArgMax", "Cast", "TopK"}
+    | {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
+)
+"""What the host does without being asked at either end of a network."""
+
+
+def read_onnx(path: pathlib.Path, *, host_fallback: bool = False) -> Model:
+    """Read a file.
+
+    `sw.reader.onnx_operators` says how near the results are to those of a runtime.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, is damaged, is not quantised in QDQ form, or has operators in its middle that the
+        NPU lacks and ``host_fallback`` is not set; the message begins with the path.
+    """
+    file = read_file(path)
+    try:
+        return _Reader(file, host_fallback).model()
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def evaluate_onnx(path: pathlib.Path, inputs: Mapping[str, Array]) -> Values:
+    """The outputs of a file as ONNX's reference evaluator computes them. Raises ``ModelError``."""
+    file = read_file(path)
+    numbers = [node.number for node in file.nodes]
+    model = file.submodel(numbers, file.inputs, file.outputs)
+    return dict(zip(file.outputs, onnx_runtime().run(model, inputs), strict=True))
+
+
+class _Reader:
+    def __init__(self, file: OnnxFile, host_fallback: bool) -> None:
+        self.file = file
+        self.host_fallback = host_fallback
+        self.groups = Groups(file)
+        self.translator = Translator(file, self.groups)
+        self.units: list[Group | OnnxNode] = []
+        self.candidates: list[Candidate] = []
+        self._translate()
+
+    def _translate(self) -> None:
+        """A candidate for each group that the NPU can run, and one for each node that is in none."""
+        tensors: dict[str, Tensor] = {}
+        roots = Roots(tensors)
+        translated: dict[int, list[Node]] = {}
+        reasons = dict(self.groups.reasons)
+        for number, group in self.groups.groups.items():
+            try:
+                nodes = self.translator.nodes(group)
+                tensors |= {name: self.translator.tensor(name) for name in (*group.inputs, group.output)}
+                tensors |= self.translator.extras
+                if isinstance(nodes[-1], Pointwise) and roots.common(nodes[-1].inputs) is None:
+                    raise Unsupported("the NPU has no such operator for tensors that are no functions of one")
+            except Unsupported as reason:
+                self._blame(group, str(reason), reasons)
+                continue
+            translated[number] = nodes
+            for node in nodes:
+                roots.add(node)
+        inside = {n for number in translated for n in self.groups.groups[number].numbers}
+        inside -= {n.number for n in self.file.nodes if n.kind == "DequantizeLinear"}
+        for node in self.file.nodes:
+            if node.number in translated:
+                group = self.groups.groups[node.number]
+                self.units.append(group)
+                self.candidates.append(
+                    Candidate(
+                        self._group_place(group),
+                        group.output,
+                        group.inputs,
+                        (group.output,),
+                        self.translator.role(group),
+                        translated[node.number],
+                        group.core is not None and group.core.kind in BORDER_KINDS,
+                    )
+                )
+            elif node.number not in inside and not self._constant(node):
+                self.units.append(node)
+                self.candidates.append(self._host_candidate(node, reasons))
+
+    def _blame(self, group: Group, reason: str, reasons: dict[int, str]) -> None:
+        for number in group.numbers:
+            if self.file._all[number].kind != "DequantizeLinear":
+                reasons.setdefault(number, reason)
+
+    def _group_place(self, group: Group) -> str:
+        numbers = [n for n in group.numbers if self.file._all[n].kind not in ("QuantizeLinear", "DequantizeLinear")]
+        node = group.core or self.file._all[numbers[-1] if numbers else group.numbers[-1]]
+        return self.file.place(node)
+
+    def _constant(self, node: OnnxNode) -> bool:
+        return all(self.groups.constant(name) for name in node.outputs if name)
+
+    def _host_candidate(self, node: OnnxNode, reasons: Mapping[int, str]) -> Candidate:
+        inputs = tuple(dict.fromkeys(x for x in node.inputs if x and not self.groups.constant(x)))
+        outputs = tuple(name for name in node.outputs if name)
+        reason = reasons.get(node.number, "the NPU has no such operator, or its numbers are not quantised")
+        view = node.kind == "DequantizeLinear" and node.outputs[0] not in self.file.outputs
+        return Candidate(
+            self.file.place(node),
+            outputs[0],
+            inputs,
+            outputs,
+            Role.VIEW if view and node.number not in reasons else Role.HOST,
+            [] if view and node.number not in reasons else None,
+            node.kind in BORDER_KINDS,
+            reason,
+        )
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def model(self) -> Model:
+        """Cut, fold, and bind."""
+        if not self.groups.quantised:
+            raise ModelError("the network is not quantised: it has no QuantizeLinear with int8 or uint8 (QDQ form)")
+        stages = make_stages(
+            self.candidates,
+            self.file.inputs,
+            self.file.outputs,
+            host_fallback=self.host_fallback,
+            npu=self._npu_stage,
+            host=self._host_stage,
+        )
+        return Model(
+            self.file.name,
+            tuple(map(self._port, self.file.inputs)),
+            tuple(map(self._port, self.file.outputs)),
+            stages,
+        )
+
+    def _port(self, name: str) -> Port:
+        quantised = self.groups.quantised.get(name)
+        dtype, quantisation = self.file.dtype(name), None
+        if quantised is not None:
+            quantisation = (quantised.scale, quantised.zero_point + (128 if dtype == "uint8" else 0))
+        shape = self.file.shape(name)
+        return Port(name, shape, dtype, quantisation, channels_first=len(shape) == 4)
+
+    def _npu_stage(self, part: Part) -> NpuStage:
+        groups = [unit for unit in (self.units[i] for i in part.items) if isinstance(unit, Group)]
+        inside = {group.output for group in groups}
+        try:
+            nodes = [node for group in groups for node in self.translator.nodes(group, inside)]
+        except Unsupported as reason:
+            raise ModelError(str(reason)) from None
+        names = {name for group in groups for name in (*group.inputs, group.output)}
+        tensors = {name: self.translator.tensor(name) for name in sorted(names)}
+        folded = fold(self.file.name, part.inputs, part.outputs, tensors | self.translator.extras, nodes)
+        return NpuStage(
+            folded.graph,
+            tuple(self._binding(value, tensor) for tensor, value in folded.inputs.items()),
+            tuple(self._binding(value, tensor) for value, tensor in folded.outputs.items()),
+        )
+
+    def _binding(self, value: str, tensor: str) -> Binding:
+        return Binding(value, tensor, self.file.shape(value), self.groups.quantised[value].dtype, channels_first=True)
+
+    def _host_stage(self, part: Part) -> HostStage:
+        numbers: list[int] = []
+        for unit in (self.units[i] for i in part.items):
+            numbers += unit.numbers if isinstance(unit, Group) else (unit.number,)
+        numbers = sorted(set(numbers))
+        model = self.file.submodel(numbers, part.inputs, part.outputs)
+        names = tuple(f"{self.file._all[n].kind} {n}" for n in numbers)
+        return HostStage(part.inputs, part.outputs, names, partial(_run_host, model, part.outputs, names))
+
+
+def _run_host(
+    model: bytes, outputs: tuple[str, ...], operators: tuple[str, ...], values: Mapping[str, Array]
+) -> Values:
+    """Run a host stage in ONNX's evaluator."""
+    try:
+        results = onnx_runtime().run(model, values)
+    except ModelError as error:
+        raise ModelError(f"nodes {operators[0]} to {operators[-1]} on the host: {error}") from None
+    return dict(zip(outputs, results, strict=True))

@@ -1,0 +1,161 @@
+"""Reads a TFLite file: which of its operators become programs for the NPU, and which the host runs."""
+
+import pathlib
+from collections.abc import Mapping
+from functools import partial
+
+from sw.operators import Tensor
+from sw.reader.fold import Roots, fold
+from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
+from sw.reader.nodes import Node, Pointwise
+from sw.reader.partition import Part, Role
+from sw.reader.stages import Candidate, make_stages
+from sw.reader.support import Unsupported
+from sw.reader.tflite_file import FileOperator, TfliteFile, read_file
+from sw.reader.tflite_operators import OPERATORS, Translator
+from sw.reader.tflite_runtime import tflite_runtime
+
+BORDER_KINDS = frozenset(
+    {"QUANTIZE", "DEQUANTIZE", "SOFTMAX", "LOG_SOFTMAX", "ARG_MAX", "ARG_MIN", "CAST", "TOPK_V2"}
+    | {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE"}
+)
+"""What the host does without being asked at either end of a network."""
+
+
+def read_tflite(path: pathlib.Path, *, host_fallback: bool = False) -> Model:
+    """Read a file.
+
+    Whatever is read gives the same bytes as the runtime's reference kernels (``OpResolverType.BUILTIN_REF``).
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, is damaged, or has operators in its middle that the NPU lacks and
+        ``host_fallback`` is not set; the message begins with the path.
+    """
+    file = read_file(path)
+    try:
+        return _Reader(file, host_fallback).model()
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+class _Reader:
+    def __init__(self, file: TfliteFile, host_fallback: bool) -> None:
+        self.file = file
+        self.host_fallback = host_fallback
+        self.translator = Translator(file)
+        self.nodes: dict[int, list[Node]] = {}
+        self.reasons: dict[int, str] = {}
+        self._translate()
+
+    def _translate(self) -> None:
+        """Nodes of all operators that have them, reasons of all others."""
+        tensors: dict[str, Tensor] = {}
+        roots = Roots(tensors)
+        for op in self.file.operators:
+            try:
+                nodes = self.translator.nodes(op)
+                for number in (*self._read(op), op.outputs[0]):
+                    tensors[self._key(number)] = self.translator.tensor(number)
+                tensors |= self.translator.extras
+                # A function of two tensors becomes a table only where both are functions of one.
+                if isinstance(nodes[-1], Pointwise) and roots.common(nodes[-1].inputs) is None:
+                    raise Unsupported("the NPU has no such operator for tensors that are no functions of one")
+            except Unsupported as reason:
+                self.reasons[op.number] = str(reason)
+                continue
+            self.nodes[op.number] = nodes
+            for node in nodes:
+                roots.add(node)
+
+    def _read(self, op: FileOperator) -> dict[int, str]:
+        """Tensors that an operator reads, constants left out."""
+        return {n: self._key(n) for n in op.inputs if n >= 0 and not self.translator.constant(n)}
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def model(self) -> Model:
+        """Cut, fold, and bind."""
+        candidates = [
+            Candidate(
+                self.file.place(op),
+                self._key(op.outputs[0]),
+                tuple(self._read(op).values()),
+                tuple(self._key(number) for number in op.outputs),
+                OPERATORS[op.kind].role if op.number in self.nodes else Role.HOST,
+                self.nodes.get(op.number),
+                op.kind in BORDER_KINDS,
+                self.reasons.get(op.number, ""),
+            )
+            for op in self.file.operators
+        ]
+        outputs = tuple(dict.fromkeys(self.file.outputs))
+        stages = make_stages(
+            candidates,
+            [self._key(number) for number in self.file.inputs],
+            [self._key(number) for number in outputs],
+            host_fallback=self.host_fallback,
+            npu=self._npu_stage,
+            host=self._host_stage,
+        )
+        return Model(
+            self.file.name,
+            tuple(self._port(number) for number in self.file.inputs),
+            tuple(self._port(number) for number in outputs),
+            stages,
+        )
+
+    def _key(self, number: int) -> str:
+        return self.translator.key(number)
+
+    def _port(self, number: int) -> Port:
+        tensor = self.file.tensors[number]
+        quantisation = None
+        if tensor.dtype in ("int8", "uint8", "int16") and len(tensor.scales) == 1:
+            quantisation = (tensor.scales[0], tensor.zero_points[0])
+        return Port(tensor.name, tensor.shape, tensor.dtype, quantisation)
+
+    def _npu_stage(self, part: Part) -> NpuStage:
+        operators = [self.file.operators[number] for number in part.items]
+        nodes = [node for op in operators for node in self.nodes[op.number]]
+        numbers = {number for op in operators for number in (*self._read(op), *op.outputs)}
+        tensors = {self._key(number): self.translator.tensor(number) for number in sorted(numbers)}
+        folded = fold(self.file.name, part.inputs, part.outputs, tensors | self.translator.extras, nodes)
+        shapes = {tensor.name: tensor.shape for tensor in self.file.tensors}
+        return NpuStage(
+            folded.graph,
+            tuple(Binding(value, tensor, shapes[value]) for tensor, value in folded.inputs.items()),
+            tuple(Binding(value, tensor, shapes[value]) for value, tensor in folded.outputs.items()),
+        )
+
+    def _host_stage(self, part: Part) -> HostStage:
+        numbers = {tensor.name: tensor.number for tensor in self.file.tensors}
+        inputs = [numbers[name] for name in part.inputs]
+        outputs = [numbers[name] for name in part.outputs]
+        for number in (*inputs, *outputs):
+            self.file.check_static(number)
+        names = tuple(f"{self.file.operators[n].kind} {n}" for n in part.items)
+        model = self.file.submodel(part.items, inputs, outputs)
+        expected = [(self.file.tensors[n].shape, self.file.tensors[n].dtype) for n in outputs]
+        run = partial(_run_host, model, part.inputs, part.outputs, expected, names)
+        return HostStage(part.inputs, part.outputs, names, run)
+
+
+def _run_host(
+    model: bytes,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    expected: list[tuple[tuple[int, ...], str]],
+    operators: tuple[str, ...],
+    values: Mapping[str, Array],
+) -> Values:
+    """Run a host stage in the runtime."""
+    try:
+        results = tflite_runtime().run(model, [values[name] for name in inputs])
+    except ModelError as error:
+        raise ModelError(f"operators {operators[0]} to {operators[-1]} on the host: {error}") from None
+    for name, result, (shape, dtype) in zip(outputs, results, expected, strict=True):
+        if result.shape != shape or result.dtype != dtype:
+            raise ModelError(f"the host makes {name!r} as {result.dtype} {result.shape}, not {dtype} {shape}")
+    return dict(zip(outputs, results, strict=True))
