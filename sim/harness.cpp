@@ -1,7 +1,8 @@
 // The compiled system as a library of C functions: clock, registers, memory served from the caller's array.
 //
 // A cycle: outputs are settled; a rising edge; read data change as a register would; a falling edge settles again.
-// Macros: WORD_BYTES (of the bus), HAS_REGISTERS, HAS_INTERRUPT, RETIRE_PORTS (a list of X(engine)).
+// Macros: WORD_BYTES (of the bus), HAS_REGISTERS, HAS_INTERRUPT, RETIRE_PORTS and ACTIVITY_PORTS (lists of X(engine)),
+// ENGINES, CAUSES.
 
 #include <cstdint>
 #include <cstring>
@@ -20,12 +21,24 @@ struct Retirement {
     uint64_t index;
 };
 
+// Cycles of one engine by cause, CAUSES a row: row 0 for no job, row i + 1 for command i.
+struct Activity {
+    std::vector<uint64_t> cycles;
+
+    void count(bool running, uint64_t command, unsigned cause) {
+        const size_t row = running ? (command + 1) * CAUSES : 0;
+        if (row >= cycles.size()) cycles.resize(row + CAUSES);
+        cycles[row + cause]++;
+    }
+};
+
 struct Device {
     VerilatedContext context;
     std::unique_ptr<Vsystem> top;
     uint8_t* memory;
     uint64_t cycle = 0;
     std::vector<Retirement> retirements;
+    Activity activity[ENGINES];
 
     Device(uint8_t* bytes) : memory(bytes) {
         context.randReset(0);
@@ -61,6 +74,11 @@ struct Device {
         retirements.push_back({cycle, engine, top->retire_##engine##_job_index, top->retire_##engine##_index}); \
     }
         RETIRE_PORTS
+#undef X
+#define X(engine)                                                                           \
+    activity[engine].count(top->activity_##engine##_running, top->activity_##engine##_command, \
+                           top->activity_##engine##_cause);
+        ACTIVITY_PORTS
 #undef X
         const bool reads = top->memory_read_enable;
         uint8_t word[WORD_BYTES];
@@ -103,6 +121,14 @@ uint64_t rondo_retirement_count(const Device* device) { return device->retiremen
 const Retirement* rondo_retirements(const Device* device) { return device->retirements.data(); }
 
 void rondo_clear_retirements(Device* device) { device->retirements.clear(); }
+
+uint64_t rondo_activity_size(const Device* device, int engine) { return device->activity[engine].cycles.size(); }
+
+const uint64_t* rondo_activity(const Device* device, int engine) { return device->activity[engine].cycles.data(); }
+
+void rondo_clear_activity(Device* device) {
+    for (Activity& activity : device->activity) activity.cycles.clear();
+}
 
 uint64_t rondo_counter(const Device* device, int index) {
     const Vsystem& top = *device->top;

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from hw.spec.causes import Cause
 from hw.spec.commands import Engine
+from sim.pipeline import HostWork
 from sim.session import Measurement
 from sw.compiler import Compiled
 
@@ -45,22 +46,20 @@ def causes(measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def layers(m: Measurement) -> Table:
-    """One row a layer."""
-    table = Table(title=f"{m.title} on {m.npu}, buffers {m.policy}")
-    table.add_column("layer")
-    table.add_column("kind")
-    for name in ("MACs", "cycles", "share", "array"):
+def host_work(host: Sequence[HostWork], m: Measurement) -> Table:
+    """One row a stage that the host ran between programs."""
+    table = Table(title=f"{m.title}: the host's work, in this computer's time")
+    table.add_column("after program", justify="right")
+    table.add_column("operators")
+    for name in ("seconds", "bytes in", "bytes out"):
         table.add_column(name, justify="right")
-    total = sum(layer.cycles for layer in m.layers)
-    for layer in m.layers:
+    for work in host:
         table.add_row(
-            layer.name,
-            layer.kind,
-            f"{layer.macs:,}",
-            f"{layer.cycles:,}",
-            f"{layer.cycles / total:.1%}" if total else "",
-            f"{layer.utilisation:.1%}" if layer.macs else "",
+            str(work.position),
+            ", ".join(work.operators),
+            f"{work.seconds:.3f}",
+            f"{work.read_bytes:,}",
+            f"{work.write_bytes:,}",
         )
     return table
 

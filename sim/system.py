@@ -2,29 +2,33 @@
 
 import typing
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Shape
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.interfaces import Axi4LiteSignature
+from hw.spec.causes import Cause
 from hw.spec.config import NpuConfig
 from hw.spec.control_block import INDEX_BITS, JOB_INDEX_BITS
 from sim.dram import COUNTER_BITS, COUNTERS, Dram
 from sim.memory import MemoryPortSignature
 
 REGISTER_ADDRESS_BITS = 12
-RETIRE_PORTS = 3
+PROBES = 3
+"""Of each kind: one an engine."""
 RETIRE_FIELDS = {"valid": 1, "index": INDEX_BITS, "job_index": JOB_INDEX_BITS}
+ACTIVITY_FIELDS = {"cause": Shape.cast(Cause).width, "running": 1, "command": INDEX_BITS}
 
 
 class System(wiring.Component):
     """``initiator`` has a port ``axi``, and whichever it likes of ``registers`` (AXI4-Lite of 12 address bits),
-    ``interrupt`` and ``retire_0`` to ``retire_2`` (``valid``, ``index``, ``job_index``). All but ``axi`` pass through;
-    the interrupt as ``interrupt_request``, since C++ of the name ``interrupt`` is mangled.
+    ``interrupt``, ``retire_0`` to ``retire_2`` (``RETIRE_FIELDS``) and ``activity_0`` to ``activity_2``
+    (``ACTIVITY_FIELDS``). All but ``axi`` pass through; the interrupt as ``interrupt_request``, since C++ of the name
+    ``interrupt`` is mangled.
 
     Attributes
     ----------
-    has_registers, has_interrupt, retire_ports
+    has_registers, has_interrupt, retire_ports, activity_ports
         What the initiator has.
     """
 
@@ -32,7 +36,16 @@ class System(wiring.Component):
         members = initiator.signature.members
         has_registers = "registers" in members
         has_interrupt = "interrupt" in members
-        retire_ports = [engine for engine in range(RETIRE_PORTS) if f"retire_{engine}" in members]
+        retire_ports = [engine for engine in range(PROBES) if f"retire_{engine}" in members]
+        activity_ports = [engine for engine in range(PROBES) if f"activity_{engine}" in members]
+        probes = [
+            *((f"retire_{engine}", field, width) for engine in retire_ports for field, width in RETIRE_FIELDS.items()),
+            *(
+                (f"activity_{engine}", field, width)
+                for engine in activity_ports
+                for field, width in ACTIVITY_FIELDS.items()
+            ),
+        ]
         ports: dict[str, typing.Any] = {
             "memory": Out(MemoryPortSignature(config)),
             **{name: Out(COUNTER_BITS) for name in COUNTERS},
@@ -41,15 +54,15 @@ class System(wiring.Component):
             ports["registers"] = In(Axi4LiteSignature(REGISTER_ADDRESS_BITS))
         if has_interrupt:
             ports["interrupt_request"] = Out(1)
-        for engine in retire_ports:
-            for field, width in RETIRE_FIELDS.items():
-                ports[f"retire_{engine}_{field}"] = Out(width)
+        ports |= {f"{probe}_{field}": Out(width) for probe, field, width in probes}
         super().__init__(ports)
         self.config = config
         self.initiator = initiator
         self.has_registers = has_registers
         self.has_interrupt = has_interrupt
         self.retire_ports = retire_ports
+        self.activity_ports = activity_ports
+        self._probes = probes
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -62,8 +75,6 @@ class System(wiring.Component):
             wiring.connect(m, wiring.flipped(self.registers), initiator.registers)
         if self.has_interrupt:
             m.d.comb += self.interrupt_request.eq(initiator.interrupt)
-        for engine in self.retire_ports:
-            retire = getattr(initiator, f"retire_{engine}")
-            for field in RETIRE_FIELDS:
-                m.d.comb += getattr(self, f"retire_{engine}_{field}").eq(getattr(retire, field))
+        for probe, field, _ in self._probes:
+            m.d.comb += getattr(self, f"{probe}_{field}").eq(getattr(getattr(initiator, probe), field))
         return m

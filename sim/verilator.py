@@ -25,8 +25,13 @@ import typing
 
 from amaranth.lib import wiring
 
+from hw.spec.causes import Cause
+from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from sim.engines import EngineError
+
+if typing.TYPE_CHECKING:
+    from sim.system import System
 
 ROOT = pathlib.Path(__file__).parent.parent
 HARNESS = pathlib.Path(__file__).parent / "harness.cpp"
@@ -235,13 +240,15 @@ def source_key(config: NpuConfig, initiator: Initiator | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _macros(config: NpuConfig, has_registers: bool, has_interrupt: bool, retire_ports: list[int]) -> list[str]:
-    macros = [f"-DWORD_BYTES={config.bus_bytes}"]
-    if has_registers:
+def _macros(system: "System") -> list[str]:
+    """What the harness must know."""
+    macros = [f"-DWORD_BYTES={system.config.bus_bytes}", f"-DENGINES={len(Engine)}", f"-DCAUSES={len(Cause)}"]
+    if system.has_registers:
         macros.append("-DHAS_REGISTERS")
-    if has_interrupt:
+    if system.has_interrupt:
         macros.append("-DHAS_INTERRUPT")
-    macros.append("-DRETIRE_PORTS=" + " ".join(f"X({engine})" for engine in retire_ports))
+    for name, ports in (("RETIRE_PORTS", system.retire_ports), ("ACTIVITY_PORTS", system.activity_ports)):
+        macros.append(f"-D{name}=" + " ".join(f"X({engine})" for engine in ports))
     return macros
 
 
@@ -287,7 +294,7 @@ def build_library(
         verilog = generate(system, "system", reset=False)
     except VerilogError as error:
         raise EngineError(str(error)) from None
-    macros = _macros(config, system.has_registers, system.has_interrupt, system.retire_ports)
+    macros = _macros(system)
     recipe = [verilog, HARNESS.read_text(encoding="utf-8"), macros, VERILATE, COMPILE, FAST, SLOW]
     content = hashlib.sha256(json.dumps([*recipe, find_tools().identity]).encode()).hexdigest()[:32]
     library = cache / "models" / f"{content}.so"

@@ -3,6 +3,7 @@
 import typing
 
 import numpy as np
+from numpy.typing import NDArray
 
 Bytes = bytes | bytearray | memoryview | np.ndarray
 
@@ -48,6 +49,12 @@ class Retirement(typing.NamedTuple):
     index: int
 
 
+Activity = NDArray[np.uint64]
+"""Cycles as ``[engine, command + 1, hw.spec.causes.Cause]``: what each engine's cycles went into while that command was
+its oldest one not committed. Command -1 stands for cycles in which the engine was in no job; commands of several jobs
+count together. As long as the last command seen of any engine."""
+
+
 @typing.runtime_checkable
 class SimulatedDevice(Device, typing.Protocol):
     """A device whose time stands still between calls, so that a run is repeatable to the cycle.
@@ -70,6 +77,10 @@ class SimulatedDevice(Device, typing.Protocol):
 
     def retirements(self) -> list[Retirement]:
         """Commands committed since the last call, by cycle, then engine."""
+        ...
+
+    def activity(self) -> Activity | None:
+        """What happened in each cycle since the last call; None if there was none, or the device has no probes."""
         ...
 
     def counters(self) -> dict[str, int]:

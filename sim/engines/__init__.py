@@ -13,8 +13,11 @@ first cycle until each is taken, ``bready`` is high throughout, and the access e
 
 import typing
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hw.spec.config import NpuConfig
-from sw.device import SimulatedDevice
+from sw.device import Activity, SimulatedDevice
 
 ENGINES = ("rtl", "amaranth")
 REGISTER_CYCLES_MAX = 10000
@@ -60,3 +63,11 @@ def check_response(kind: str, offset: int, response: int) -> None:
         raise EngineError(f"no answer to the {kind} of register {offset:#x}")
     if response > 0:
         raise EngineError(f"{kind} of register {offset:#x} was answered by error {response}")
+
+
+def join_activity(engines: typing.Sequence[NDArray[np.uint64]]) -> Activity | None:
+    """One array of each engine's, which are as long as the engine's last command; None if no engine has any."""
+    rows = max(map(len, engines))
+    if not rows:
+        return None
+    return np.stack([np.pad(cycles, ((0, rows - len(cycles)), (0, 0))) for cycles in engines])

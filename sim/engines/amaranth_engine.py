@@ -2,15 +2,18 @@
 
 import typing
 
+import numpy as np
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
+from hw.spec.causes import Cause
+from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from sim.dram import COUNTERS
-from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response
+from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response, join_activity
 from sim.memory import MemoryArray
-from sim.system import System
-from sw.device import Bytes, Retirement
+from sim.system import ACTIVITY_FIELDS, System
+from sw.device import Activity, Bytes, Retirement
 
 CLOCK_PERIOD = 1e-6
 PROGRESS_CYCLES = 1000
@@ -41,6 +44,8 @@ class AmaranthDevice:
         self._memory = MemoryArray(config.dram.bytes)
         self._cycle = 0
         self._retirements: list[Retirement] = []
+        self._activity: list[dict[int, list[int]]] = [{} for _ in Engine]
+        """Of each engine: command + 1 (0 for no job) to cycles by cause."""
         self._request: typing.Callable[[typing.Any], typing.Awaitable[None]] | None = None
         self._broken = False
         self._simulator = Simulator(self._system)
@@ -73,6 +78,11 @@ class AmaranthDevice:
                 job_index = ctx.get(getattr(self._system, f"retire_{engine}_job_index"))
                 index = ctx.get(getattr(self._system, f"retire_{engine}_index"))
                 self._retirements.append(Retirement(self._cycle, engine, job_index, index))
+        for engine in self._system.activity_ports:
+            cause, running, command = (
+                ctx.get(getattr(self._system, f"activity_{engine}_{field}")) for field in ACTIVITY_FIELDS
+            )
+            self._activity[engine].setdefault(command + 1 if running else 0, [0] * len(Cause))[cause] += 1
         await ctx.tick()
         self._cycle += 1
         if self.progress and self._cycle % PROGRESS_CYCLES == 0:
@@ -202,6 +212,16 @@ class AmaranthDevice:
     def retirements(self) -> list[Retirement]:
         result, self._retirements = self._retirements, []
         return result
+
+    def activity(self) -> Activity | None:
+        found = []
+        for rows in self._activity:
+            cycles = np.zeros((max(rows, default=-1) + 1, len(Cause)), np.uint64)
+            for row, counts in rows.items():
+                cycles[row] = counts
+            found.append(cycles)
+            rows.clear()
+        return join_activity(found)
 
     def counters(self) -> dict[str, int]:
         values: dict[str, int] = {}

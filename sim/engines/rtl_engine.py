@@ -6,12 +6,14 @@ import typing
 
 import numpy as np
 
+from hw.spec.causes import Cause
+from hw.spec.commands import Engine
 from hw.spec.config import NpuConfig
 from sim.dram import COUNTERS
-from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response
+from sim.engines import REGISTER_CYCLES_MAX, EngineError, check_register, check_response, join_activity
 from sim.memory import MemoryArray
 from sim.verilator import Initiator, build_library
-from sw.device import Bytes, Retirement
+from sw.device import Activity, Bytes, Retirement
 
 SLICE_CYCLES = 50000
 """Cycles between two chances for Python to see Ctrl-C, and between two calls of ``progress``."""
@@ -40,6 +42,9 @@ class _Library:
         self.retirement_count = function("retirement_count", word, handle)
         self.retirements = function("retirements", handle, handle)
         self.clear_retirements = function("clear_retirements", None, handle)
+        self.activity_size = function("activity_size", word, handle, ctypes.c_int)
+        self.activity = function("activity", handle, handle, ctypes.c_int)
+        self.clear_activity = function("clear_activity", None, handle)
         self.counter = function("counter", word, handle, ctypes.c_int)
         self.read_register = function(
             "read_register", ctypes.c_int, handle, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), word
@@ -132,6 +137,16 @@ class RtlDevice:
         raw = np.frombuffer(ctypes.string_at(address, count * _RETIREMENT.itemsize), dtype=_RETIREMENT)
         self._library.clear_retirements(handle)
         return [Retirement(*row) for row in raw.tolist()]
+
+    def activity(self) -> Activity | None:
+        handle = self._open()
+        found = []
+        for engine in Engine:
+            size = self._library.activity_size(handle, engine)
+            raw = ctypes.string_at(self._library.activity(handle, engine), size * 8) if size else b""
+            found.append(np.frombuffer(raw, np.uint64).reshape(-1, len(Cause)))
+        self._library.clear_activity(handle)
+        return join_activity(found)
 
     def counters(self) -> dict[str, int]:
         handle = self._open()

@@ -241,6 +241,7 @@ def test_bare_initiator() -> None:
         with device:
             assert not device.wait_for_interrupt(10)
             assert device.cycle == 10
+            assert device.activity() is None
             with pytest.raises(EngineError, match="no answer"):
                 device.read_register(0)
 
