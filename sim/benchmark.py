@@ -7,12 +7,12 @@ import sys
 from hw.spec.causes import Cause
 from hw.spec.commands import Cursor, Engine, Opcode
 from hw.spec.config import NpuConfig, load_config
-from sim import golden as golden_model
+from sim import operator_benchmark
 from sim.engines import open_device
-from sim.session import Measurement, measure
+from sim.inputs import default as default_inputs
+from sim.pipeline import compile_model, run_golden, run_model
+from sim.session import Measurement
 from sim.workload import find_workload
-from sw.check import check_program
-from sw.compiler import compile_graph
 from sw.driver import Driver
 from sw.emit import Operand, Streams
 from sw.policy import POLICIES, policy
@@ -82,18 +82,17 @@ def bus_utilisation(config: NpuConfig, opcode: Opcode, run: int, stride: int) ->
 
 def _frames(config: NpuConfig, size: str) -> list[Measurement]:
     workload = find_workload("yolov5s", size)
-    graph = workload.build()
-    inputs = workload.inputs(graph)
-    golden = golden_model.run(graph, inputs)
+    model = workload.load()
+    inputs = default_inputs(model)
+    _, golden = run_golden(model, inputs)
     found = []
     for name in POLICIES:
-        compiled = compile_graph(graph, config, policy(name))
-        check_program(compiled.program, config)
+        compiled = compile_model(model, config, policy(name))
         print(f"{workload.title}, {name} ...", file=sys.stderr, flush=True)
-        measurement, checked = measure(compiled, config, inputs, title=workload.title, engine="rtl", golden=golden)
-        if checked is None or checked.difference is not None:
-            sys.exit(f"{name}: {checked and checked.difference}")
-        found.append(measurement)
+        done = run_model(compiled, config, inputs, title=workload.title, engine="rtl", golden=golden)
+        if done.checked is None or done.checked.difference is not None:
+            sys.exit(f"{name}: {done.checked and done.checked.difference}")
+        found.append(done.measurement)
     return found
 
 
@@ -185,7 +184,8 @@ def main() -> None:
         "",
     ]
     out += _frame_section(frames)
-    out += ["", *_bus_section(config), ""]
+    print("operators by themselves ...", file=sys.stderr, flush=True)
+    out += ["", *operator_benchmark.section(config), "", *_bus_section(config), ""]
     out += [
         "## Simulation speed",
         "",

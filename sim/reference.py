@@ -1,14 +1,20 @@
-"""Runs a quantised graph in a runtime that is not ours: TFLite with its reference kernels.
+"""Runs graphs and model files in runtimes that are not ours: TFLite with its reference kernels, ONNX.
 
 The reference kernels, unlike the default ones, round twice; see `hw.spec.numerics`.
 """
 
+import dataclasses
+import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from hw.spec.numerics import Int8Array
 from sw.graph import Graph
+from sw.reader.model import Values
+from sw.reader.onnx import evaluate_onnx
+from sw.reader.tflite_file import read_file
+from sw.reader.tflite_runtime import tflite_runtime
 from sw.tflite_writer import serialise
 
 
@@ -48,3 +54,48 @@ def run(graph: Graph, inputs: Mapping[str, Int8Array]) -> dict[str, Int8Array]:
         interpreter.set_tensor(places[name], inputs[name][np.newaxis])
     interpreter.invoke()
     return {name: interpreter.get_tensor(places[name])[0] for name in graph.tensors}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The outputs of a model file's own runtime beside ours."""
+
+    runtime: str
+    values: int
+    different: int
+    largest: float
+    """Largest difference, in steps of an integer output or as a number."""
+    exact: bool
+    """Whether nothing may differ."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.exact or not self.different
+
+    def __str__(self) -> str:
+        if not self.different:
+            return f"all {self.values:,} values of the outputs equal to those of {self.runtime}"
+        return (
+            f"{self.different:,} of {self.values:,} values of the outputs differ from those of {self.runtime}, "
+            f"by at most {self.largest:g}"
+        )
+
+
+def compare_with_runtime(path: pathlib.Path, inputs: Values, outputs: Values) -> Comparison:
+    """Run a model file in the runtime of its format and compare. Raises ``ModelError`` if that fails."""
+    if path.suffix.lower() == ".tflite":
+        file = read_file(path)
+        results = tflite_runtime().run(path.read_bytes(), [inputs[file.tensors[number].name] for number in file.inputs])
+        expected = {file.tensors[number].name: result for number, result in zip(file.outputs, results, strict=True)}
+        return _compare("TFLite's reference kernels", expected, outputs, exact=True)
+    return _compare("ONNX's reference evaluator", evaluate_onnx(path, inputs), outputs, exact=False)
+
+
+def _compare(runtime: str, expected: Values, found: Values, *, exact: bool) -> Comparison:
+    different, largest = 0, 0.0
+    for name, values in found.items():
+        wrong = expected[name] != values
+        different += int(wrong.sum())
+        if wrong.any():
+            largest = max(largest, float(np.abs(expected[name].astype(np.float64) - values)[wrong].max()))
+    return Comparison(runtime, sum(values.size for values in found.values()), different, largest, exact)

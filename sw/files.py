@@ -5,6 +5,15 @@ import pathlib
 import tempfile
 
 
+def check_writable(path: pathlib.Path) -> None:
+    """See that a file can be written there, and leave nothing behind. Raises ``OSError`` if not."""
+    if path.is_dir():
+        raise IsADirectoryError(21, "it is a folder", str(path))
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    os.close(descriptor)
+    pathlib.Path(name).unlink()
+
+
 def write_whole(path: pathlib.Path, content: bytes) -> None:
     """Write a file through a temporary one beside it, which is gone afterwards whatever happens. ``OSError`` if not."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")

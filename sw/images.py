@@ -32,6 +32,11 @@ def photograph(name: str, height: int, width: int) -> NDArray[np.int8]:
     ModuleNotFoundError
         If scikit-image is not installed.
     """
+    return quantise_image(letterbox(photograph_pixels(name), height, width))
+
+
+def photograph_pixels(name: str) -> NDArray[np.uint8]:
+    """Return a photograph as it is, uint8 ``[height, width, 3]``, red first; raises what `photograph` raises."""
     if name not in PHOTOGRAPHS:
         raise ValueError(f"photograph must be one of {', '.join(PHOTOGRAPHS)}, not {name!r}")
     try:
@@ -39,7 +44,7 @@ def photograph(name: str, height: int, width: int) -> NDArray[np.int8]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("photographs come from scikit-image: install the package 'scikit-image'") from error
     image: NDArray[np.uint8] = getattr(data, name)()
-    return quantise_image(letterbox(image, height, width))
+    return image
 
 
 def quantise_image(image: NDArray[np.uint8]) -> NDArray[np.int8]:
@@ -63,8 +68,12 @@ def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint
     """Scale ``[h, w, c]`` by bilinear interpolation between pixel centres."""
     rows, row_weights = _neighbours(image.shape[0], height)
     columns, column_weights = _neighbours(image.shape[1], width)
-    wide = image[:, columns[0]] * (1 - column_weights[:, None]) + image[:, columns[1]] * column_weights[:, None]
-    tall = wide[rows[0]] * (1 - row_weights[:, None, None]) + wide[rows[1]] * row_weights[:, None, None]
+    # Rows are picked first: numbers of a whole photograph in float64 would take gigabytes.
+    upper, lower = (
+        image[row][:, columns[0]] * (1 - column_weights[:, None]) + image[row][:, columns[1]] * column_weights[:, None]
+        for row in rows
+    )
+    tall = upper * (1 - row_weights[:, None, None]) + lower * row_weights[:, None, None]
     return np.floor(tall + 0.5).astype(np.uint8)
 
 

@@ -1,6 +1,7 @@
 """Options and behaviour that all verbs share: one clear line and exit code 2 for bad input, 130 for Ctrl-C."""
 
 import functools
+import itertools
 import pathlib
 import sys
 import threading
@@ -12,18 +13,34 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hw.spec.config import ConfigError, NpuConfig, load_config
 from sim.engines import EngineError, open_device
-from sim.workload import WorkloadError
+from sim.inputs import InputError
+from sim.pictures import PictureError
+from sim.pipeline import CompiledModel
+from sim.workload import ModelError, WorkloadError, find_workload
 from sw.check import CheckError
 from sw.driver import DriverError, JobError
+from sw.files import check_writable
 from sw.heap import HeapError
 from sw.policy import BufferPolicy, policy
-from sw.program import Program, ProgramError
+from sw.program import ProgramError
 from sw.tiling import PlanError
 
-BAD_INPUT = (ConfigError, EngineError, WorkloadError, PlanError, ProgramError, CheckError, DriverError, HeapError)
+BAD_INPUT = (
+    ConfigError,
+    EngineError,
+    WorkloadError,
+    ModelError,
+    PictureError,
+    InputError,
+    PlanError,
+    ProgramError,
+    CheckError,
+    DriverError,
+    HeapError,
+)
 
 # Names come from users, so nothing in them is markup; what is not a terminal has no width to keep to.
-console = Console(markup=False, width=None if sys.stdout.isatty() else 120)
+console = Console(markup=False, width=None if sys.stdout.isatty() else 160)
 errors = Console(markup=False, stderr=True)
 
 
@@ -64,13 +81,30 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 def model_options(default_size: str) -> typing.Callable[[typing.Callable[..., typing.Any]], typing.Any]:
-    """``--model``, ``--size``, ``--npu``, ``--set``."""
+    """``--model``, ``--size`` and ``--host-fallback``, given to the command as ``workload``; ``--npu``, ``--set``."""
 
     def decorate(command: typing.Callable[..., typing.Any]) -> typing.Any:
+        @functools.wraps(command)
+        def wrapper(*, model: str, size: str | None, host_fallback: bool, **others: typing.Any) -> typing.Any:
+            workload = find_workload(model, size, default_size=default_size, host_fallback=host_fallback)
+            return command(workload=workload, **others)
+
+        decorated: typing.Any = wrapper
         for option in reversed(
             (
-                click.option("--model", default="yolov5s", show_default=True, help="yolov5n, s, m, l or x."),
-                click.option("--size", default=default_size, show_default=True, metavar="HxW", help="Input size."),
+                click.option(
+                    "--model",
+                    default="yolov5s",
+                    show_default=True,
+                    metavar="NAME|FILE",
+                    help="yolov5n, s, m, l or x; or a quantised .tflite or .onnx file.",
+                ),
+                click.option("--size", metavar="HxW", help=f"Input size of yolov5; {default_size} unless given."),
+                click.option(
+                    "--host-fallback",
+                    is_flag=True,
+                    help="Run operators that the NPU lacks on the host, between programs.",
+                ),
                 click.option(
                     "--npu", default="edge", show_default=True, metavar="PRESET|FILE.toml", help="Configuration."
                 ),
@@ -84,8 +118,8 @@ def model_options(default_size: str) -> typing.Callable[[typing.Callable[..., ty
                 ),
             )
         ):
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return decorate
 
@@ -105,6 +139,14 @@ def policies(text: str) -> list[BufferPolicy]:
         fail(str(error))
 
 
+def one_policy(verb: str, text: str) -> BufferPolicy:
+    """The policy of a verb that takes a single one."""
+    chosen = policies(text)
+    if len(chosen) != 1:
+        fail(f"rondo {verb} takes one buffer policy; rondo compare takes several")
+    return chosen[0]
+
+
 def output_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     """Make the folder and see that it can be written, before anything long starts."""
     if path is None:
@@ -121,9 +163,24 @@ def output_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     return path
 
 
-def check_memory(program: Program, config: NpuConfig) -> None:
+def writable(path: pathlib.Path) -> None:
+    """See that a file can be written, before anything long starts."""
+    try:
+        check_writable(path)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
+
+
+def check_memory(compiled: CompiledModel, config: NpuConfig) -> None:
     """Refuse a network that does not fit the memory, before anything is built."""
-    need = sum(program.buffer_bytes.values()) + sum(len(stream) for stream in program.streams.values())
+    programs = [part.program for part in compiled.programs]
+    images = [sum(map(len, program.streams.values())) + program.buffer_bytes["constants"] for program in programs]
+    need = max(
+        image + sum(size for name, size in program.buffer_bytes.items() if name != "constants")
+        for image, program in zip(images, programs, strict=True)
+    )
+    # A program is loaded before the one before it is released.
+    need = max(need, *(a + b for a, b in itertools.pairwise(images)), 0)
     # Rings of jobs and completions, and the rounding of each buffer to pages.
     need += 16 * 4096
     if need > config.dram.bytes:

@@ -6,7 +6,6 @@ import pathlib
 
 import click
 
-from sim import golden as golden_model
 from sim import report, results
 from sim.cli.common import (
     Cancelled,
@@ -22,10 +21,9 @@ from sim.cli.common import (
     prepare,
 )
 from sim.engines import ENGINES
-from sim.session import Checked, Measurement, measure
-from sim.workload import find_workload
-from sw.check import check_program
-from sw.compiler import compile_graph
+from sim.inputs import default as default_inputs
+from sim.pipeline import ModelRun, compile_model, run_golden, run_model
+from sim.workload import Workload
 from sw.policy import POLICIES
 
 WORKERS = 2
@@ -49,8 +47,7 @@ WORKERS = 2
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of tables.")
 @guarded
 def compare(
-    model: str,
-    size: str,
+    workload: Workload,
     npu: str,
     settings: dict[str, str],
     buffers: str,
@@ -62,29 +59,25 @@ def compare(
     """Run one workload under several buffer policies; table and results.json."""
     config = configuration(npu, settings)
     chosen = policies(buffers)
-    workload = find_workload(model, size)
     if engine not in ENGINES:
         fail(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     folder = output_folder(out)
     assert folder is not None
     with Work() as work:
-        graph = workload.build()
-        inputs = workload.inputs(graph)
-        programs = []
-        for policy in chosen:
-            compiled = compile_graph(graph, config, policy)
-            check_program(compiled.program, config)
-            check_memory(compiled.program, config)
-            programs.append(compiled)
+        model = workload.load()
+        inputs = default_inputs(model)
+        models = [compile_model(model, config, policy) for policy in chosen]
+        for compiled in models:
+            check_memory(compiled, config)
         # Once, so that the runs below do not both build it.
         prepare(engine, config, work)
 
-        golden = golden_model.run(graph, inputs)
+        _, golden = run_golden(model, inputs)
 
-        def one(index: int) -> tuple[Measurement, Checked]:
-            compiled = programs[index]
-            progress = work.track(chosen[index].name, frames * sum(plan.cycles for plan in compiled.plans))
-            measurement, checked = measure(
+        def one(index: int) -> ModelRun:
+            compiled = models[index]
+            progress = work.track(chosen[index].name, frames * compiled.planned_cycles)
+            return run_model(
                 compiled,
                 config,
                 inputs,
@@ -94,12 +87,10 @@ def compare(
                 golden=golden,
                 progress=progress,
             )
-            assert checked is not None
-            return measurement, checked
 
         # Threads are enough: the compiled simulator runs outside Python.
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-            futures = [pool.submit(one, index) for index in range(len(programs))]
+            futures = [pool.submit(one, index) for index in range(len(models))]
             try:
                 while concurrent.futures.wait(futures, timeout=0.2).not_done:
                     if any(future.done() and future.exception() for future in futures):
@@ -113,18 +104,20 @@ def compare(
         failures = [error for error in (future.exception() for future in futures) if error is not None]
         for error in sorted(failures, key=lambda error: isinstance(error, Cancelled)):
             raise error
-        measurements = [future.result()[0] for future in futures]
-        for policy, future in zip(chosen, futures, strict=True):
-            difference = future.result()[1].difference
-            if difference is not None:
-                fail(f"check failed under {policy.name}: {difference}", code=1)
-    content = results.as_dict(measurements, config)
+        runs = [future.result() for future in futures]
+        for policy, done in zip(chosen, runs, strict=True):
+            if done.checked is not None and done.checked.difference is not None:
+                fail(f"check failed under {policy.name}: {done.checked.difference}", code=1)
+    measurements = [done.measurement for done in runs]
+    content = results.as_dict(measurements, config, host=[done.host for done in runs])
     results.write_json(folder / "results.json", content)
     if as_json:
         print(json.dumps(content, indent=1))
         return
     console.print(report.comparison(measurements))
     console.print(report.causes(measurements))
+    if runs[0].host:
+        console.print(report.host_work(runs[0].host, measurements[0]))
     speed = sum(m.cycles_per_second for m in measurements) / len(measurements)
     console.print("outputs of every run are equal to the golden model's")
     console.print(f"{speed:,.0f} simulated cycles a second; results in {folder / 'results.json'}")

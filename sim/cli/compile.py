@@ -5,10 +5,9 @@ import pathlib
 import click
 
 from hw.spec.commands import Engine
-from sim.cli.common import configuration, console, fail, guarded, model_options, output_folder, policies
-from sim.workload import find_workload
-from sw.check import check_program
-from sw.compiler import compile_graph
+from sim.cli.common import configuration, console, guarded, model_options, one_policy, output_folder
+from sim.pipeline import compile_model
+from sim.workload import Workload
 
 
 @click.command("compile")
@@ -23,18 +22,19 @@ from sw.compiler import compile_graph
     help="Folder for the image.",
 )
 @guarded
-def compile_command(model: str, size: str, npu: str, settings: dict[str, str], buffers: str, out: pathlib.Path) -> None:
-    """Compile a network to a program image, MODEL.rondo."""
+def compile_command(workload: Workload, npu: str, settings: dict[str, str], buffers: str, out: pathlib.Path) -> None:
+    """Compile a network to program images, one for each of its parts that run on the NPU."""
     config = configuration(npu, settings)
-    chosen = policies(buffers)
-    if len(chosen) != 1:
-        fail("rondo compile takes one buffer policy")
-    workload = find_workload(model, size)
+    policy = one_policy("compile", buffers)
     folder = output_folder(out)
     assert folder is not None
-    program = compile_graph(workload.build(), config, chosen[0]).program
-    check_program(program, config)
-    path = folder / f"{workload.name}-{workload.height}x{workload.width}-{config.name}-{chosen[0].name}.rondo"
-    program.save(path)
-    counts = ", ".join(f"{program.commands(engine):,} {engine.name.lower()}" for engine in Engine)
-    console.print(f"{path}: {counts} commands, {len(program.constants):,} bytes of constants", soft_wrap=True)
+    compiled = compile_model(workload.load(), config, policy)
+    count = len(compiled.programs)
+    for number, program in enumerate((compiled.program for compiled in compiled.programs), 1):
+        part = f"-{number}of{count}" if count > 1 else ""
+        path = folder / f"{workload.name}-{config.name}-{policy.name}{part}.rondo"
+        program.save(path)
+        commands = ", ".join(f"{program.commands(engine):,} {engine.name.lower()}" for engine in Engine)
+        console.print(f"{path}: {commands} commands, {len(program.constants):,} bytes of constants", soft_wrap=True)
+    for operators in compiled.model.host_operators:
+        console.print(f"left to the host: {', '.join(operators)}", soft_wrap=True)

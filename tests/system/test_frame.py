@@ -9,14 +9,14 @@ from sim.verify import spread
 from sim.workload import find_workload
 from sw.check import check_program
 from sw.compiler import compile_graph
+from sw.images import photograph
 from sw.policy import policy
 
 
 @pytest.fixture(scope="module")
 def frame():
-    workload = find_workload("yolov5s", "640x640")
-    graph = workload.build()
-    inputs = workload.inputs(graph)
+    (graph,) = find_workload("yolov5s", "640x640").load().graphs
+    inputs = {name: photograph("coffee", 640, 640) for name in graph.inputs}
     return graph, inputs, golden.run(graph, inputs)
 
 
