@@ -15,14 +15,16 @@ from hw.spec.numerics import (
     SIGMOID_SCALE,
     SIGMOID_ZERO_POINT,
     Int8Array,
+    activation_bounds,
     relu_table,
     sigmoid_table,
     silu_table,
 )
 from sw.graph import (
-    ACTIVATIONS,
+    NO_CLAMP,
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     Graph,
@@ -30,6 +32,7 @@ from sw.graph import (
     Operator,
     Padding,
     Pair,
+    Quantisation,
     Shape,
     Tensor,
     Upsample,
@@ -37,7 +40,12 @@ from sw.graph import (
 )
 
 Sample = NDArray[np.float64]
-Quantisation = tuple[float, int]
+
+FUNCTIONS = ("silu", "sigmoid", "relu", "relu6")
+"""Activations with a table."""
+
+FUSED = ("relu", "relu6", "relu_n1_to_1")
+"""Activations that are bounds of another operator's output."""
 
 _SAMPLES = 512
 
@@ -132,6 +140,7 @@ class _Builder:
         stride: Pair = (1, 1),
         dilation: Pair = (1, 1),
         padding: Padding | None = None,
+        groups: int = 1,
     ) -> str:
         before = self.tensors[source]
         pad = padding or Padding()
@@ -140,8 +149,8 @@ class _Builder:
         # Tiny weights and a narrow output give multipliers above 1; the usual ones are far below.
         tiny = self.rng.random() < 0.15
         amplitude = 1 if tiny else 127
-        shape = (cout, *kernel, before.channels)
-        weights = self.rng.integers(-amplitude, amplitude + 1, shape).astype(np.int8)
+        shape = (cout, *kernel, before.channels // groups)
+        weights = self.rng.integers(-amplitude - (not tiny), amplitude + 1, shape).astype(np.int8)
         depth = weights[0].size
         drawn = self._draw(source, (_SAMPLES // 4, depth)) @ weights.reshape(cout, depth).T
         # Outputs of a few units, where activations bend.
@@ -156,8 +165,15 @@ class _Builder:
         sample = (products + bias * units).ravel()
         scale, zero_point = self.fit(sample)
         self._tensor(name, (height, width, cout), (scale * (0.4 if tiny else 1.0), zero_point), sample)
-        self.operators.append(Convolution(name, (source,), name, weights, scales, bias, stride, dilation, pad))
+        op = Convolution(name, (source,), name, weights, scales, bias, stride, dilation, pad, groups, self.clamp(name))
+        self.operators.append(op)
         return name
+
+    def clamp(self, name: str) -> Pair:
+        """Bounds of a fused activation, or none, for the operator that makes a tensor."""
+        kind = FUSED[self.rng.integers(len(FUSED))] if self.rng.random() < 0.4 else "none"
+        bounds = activation_bounds(kind, *self.tensors[name].quantisation)
+        return bounds if bounds[0] <= bounds[1] else NO_CLAMP
 
     def function(self, name: str, kind: str, source: str, quantisation: Quantisation | None = None) -> str:
         before = self.tensors[source]
@@ -180,15 +196,23 @@ class _Builder:
     def addition(self, name: str, a: str, b: str) -> str:
         sample = self._draw(a, (_SAMPLES,)) + self._draw(b, (_SAMPLES,))
         self._tensor(name, self.tensors[a].shape, self.fit(sample), sample)
-        self.operators.append(Addition(name, (a, b), name))
+        self.operators.append(Addition(name, (a, b), name, self.clamp(name)))
         return name
 
-    def max_pool(self, name: str, source: str, kernel: Pair, stride: Pair, padding: Padding) -> str:
+    def pool(
+        self,
+        kind: type[MaxPool] | type[AveragePool],
+        name: str,
+        source: str,
+        kernel: Pair,
+        stride: Pair,
+        padding: Padding,
+    ) -> str:
         before = self.tensors[source]
         height = window_output(before.height, kernel[0], stride[0], 1, padding.top, padding.bottom)
         width = window_output(before.width, kernel[1], stride[1], 1, padding.left, padding.right)
         self._tensor(name, (height, width, before.channels), before.quantisation, self.samples[source])
-        self.operators.append(MaxPool(name, (source,), name, kernel, stride, padding))
+        self.operators.append(kind(name, (source,), name, kernel, stride, padding, self.clamp(name)))
         return name
 
     def concatenation(self, name: str, *sources: str) -> str:
@@ -222,14 +246,14 @@ class _Builder:
 
 
 def real_activation(kind: str, x: Sample) -> Sample:
-    """Apply an activation, one of `sw.graph.ACTIVATIONS`, to real numbers."""
+    """Apply an activation, one of `FUNCTIONS`, to real numbers."""
     if kind in ("relu", "relu6"):
         return np.clip(x, 0, 6 if kind == "relu6" else None)
     sigmoid = 1 / (1 + np.exp(-np.clip(x, -80, 80)))
     return x * sigmoid if kind == "silu" else sigmoid
 
 
-def _convolution(b: _Builder) -> tuple[str, ...]:
+def _convolution(b: _Builder, grouped: bool = False) -> tuple[str, ...]:
     while True:
         shape, kernel, stride, dilation = b.shape(), b.pair(1, 5), b.pair(1, 3), b.pair(1, 3)
         padding = Padding(*b.pair(0, 3), *b.pair(0, 3)) if b.rng.random() < 0.7 else Padding()
@@ -237,12 +261,60 @@ def _convolution(b: _Builder) -> tuple[str, ...]:
         width = window_output(shape[1], kernel[1], stride[1], dilation[1], padding.left, padding.right)
         if height > 0 and width > 0:
             break
-    cout = b.integer(1, b.max_channels)
-    return (b.convolution("conv", b.input(shape), cout, kernel, stride, dilation, padding),)
+    cout, groups = b.integer(1, b.max_channels), 1
+    if grouped:
+        groups = b.integer(1, shape[2])
+        shape = (*shape[:2], max(1, shape[2] // groups) * groups)
+        cout = max(1, cout // groups) * groups
+    return (b.convolution("conv", b.input(shape), cout, kernel, stride, dilation, padding, groups),)
+
+
+def _grouped(b: _Builder) -> tuple[str, ...]:
+    return _convolution(b, grouped=True)
+
+
+def _depthwise(b: _Builder) -> tuple[str, ...]:
+    """A depthwise convolution, with one output channel for each input channel or several, and an activation or none."""
+    shape, kernel, stride = b.shape(), b.pair(1, 5), b.pair(1, 2)
+    padding = Padding(*(size // 2 for size in (kernel[0], kernel[0] + 1, kernel[1], kernel[1] + 1)))
+    multiplier = 1 if b.rng.random() < 0.6 else b.integer(2, 5)
+    source = b.input(shape)
+    name = b.convolution("dw", source, shape[2] * multiplier, kernel, stride, padding=padding, groups=shape[2])
+    if b.rng.random() < 0.5:
+        return (name,)
+    kind = FUNCTIONS[b.rng.integers(len(FUNCTIONS))]
+    return (b.function(kind, kind, name),)
+
+
+def _average_pool(b: _Builder) -> tuple[str, ...]:
+    """Without padding, or with the padding of TFLite's SAME."""
+    shape, kernel, stride = b.shape(), b.pair(1, 6), b.pair(1, 3)
+    kernel = min(kernel[0], shape[0]), min(kernel[1], shape[1])
+    padding = Padding()
+    if b.rng.random() < 0.6:
+        edges = []
+        for size, taps, step in zip(shape[:2], kernel, stride, strict=True):
+            total = max((-(-size // step) - 1) * step + taps - size, 0)
+            edges += [total // 2, total - total // 2]
+        padding = Padding(*edges)
+    elif b.rng.random() < 0.3:
+        kernel = shape[:2]
+    return (b.pool(AveragePool, "pool", b.input(shape), kernel, stride, padding),)
+
+
+def _mobile(b: _Builder) -> tuple[str, ...]:
+    """An inverted residual block and a classifier: expansion, depthwise, projection, addition, mean, dense layer."""
+    channels, wide = b.integer(1, max(1, b.max_channels // 2)), b.integer(1, b.max_channels)
+    source = b.input((*b.shape()[:2], channels))
+    x = b.convolution("expand", source, wide)
+    x = b.convolution("dw", x, wide, (3, 3), padding=Padding.all(1), groups=wide)
+    x = b.addition("add", b.convolution("project", x, channels), source)
+    x = b.pool(AveragePool, "mean", x, b.tensors[x].shape[:2], (1, 1), Padding())
+    return (b.convolution("dense", x, b.integer(1, b.max_channels)),)
 
 
 def _activation(b: _Builder) -> tuple[str, ...]:
-    kind = ACTIVATIONS[b.rng.integers(len(ACTIVATIONS))]
+    kind = FUNCTIONS[b.rng.integers(len(FUNCTIONS))]
     # From a step that is barely seen to a range where all functions are flat or straight.
     quantisation = float(2.0 ** b.rng.uniform(-8, -2)), b.integer(INT8_MIN // 2, INT8_MAX // 2)
     return (b.function(kind, kind, b.input(quantisation=quantisation)),)
@@ -262,7 +334,7 @@ def _max_pool(b: _Builder) -> tuple[str, ...]:
         height = window_output(shape[0], kernel[0], stride[0], 1, *vertical)
         width = window_output(shape[1], kernel[1], stride[1], 1, *horizontal)
         if height > 0 and width > 0 and max(vertical) < kernel[0] and max(horizontal) < kernel[1]:
-            return (b.max_pool("pool", b.input(shape), kernel, stride, padding),)
+            return (b.pool(MaxPool, "pool", b.input(shape), kernel, stride, padding),)
 
 
 def _concatenation(b: _Builder) -> tuple[str, ...]:
@@ -280,7 +352,7 @@ def _upsample(b: _Builder) -> tuple[str, ...]:
 def _layer(b: _Builder) -> tuple[str, ...]:
     """A convolution and its activation."""
     (linear,) = _convolution(b)
-    kind = ACTIVATIONS[b.rng.integers(len(ACTIVATIONS))]
+    kind = FUNCTIONS[b.rng.integers(len(FUNCTIONS))]
     return (b.function(kind, kind, linear),)
 
 
@@ -310,7 +382,7 @@ def _neck(b: _Builder) -> tuple[str, ...]:
     sample = [real_activation("silu", b.samples[name]) for name in (bottom, fine)]
     common = b.fit(*sample)
     low = b.function("bottom", "silu", bottom, common)
-    pooled = b.max_pool("pool", low, (5, 5), (1, 1), Padding.all(2))
+    pooled = b.pool(MaxPool, "pool", low, (5, 5), (1, 1), Padding.all(2))
     spatial = (
         b.concatenation("pyramid", low, pooled, low)
         if b.rng.random() < 0.3
@@ -325,9 +397,13 @@ def _neck(b: _Builder) -> tuple[str, ...]:
 
 _MAKERS: dict[str, Callable[[_Builder], tuple[str, ...]]] = {
     "convolution": _convolution,
+    "grouped": _grouped,
+    "depthwise": _depthwise,
     "activation": _activation,
     "addition": _addition,
     "max_pool": _max_pool,
+    "average_pool": _average_pool,
+    "mobile": _mobile,
     "concatenation": _concatenation,
     "upsample": _upsample,
     "layer": _layer,
@@ -336,4 +412,4 @@ _MAKERS: dict[str, Callable[[_Builder], tuple[str, ...]]] = {
 }
 
 KINDS: tuple[str, ...] = tuple(_MAKERS)
-"""Kinds of random graph: each operator alone, a convolution with activation, and two small networks."""
+"""Kinds of random graph: each operator alone, a convolution with activation, and three small networks."""

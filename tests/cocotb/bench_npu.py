@@ -3,7 +3,6 @@
 ``RONDO_WORK`` names a file with a ``Work``. Results must be those of the golden model and of the compiled engine.
 """
 
-import dataclasses
 import faulthandler
 import os
 import pathlib
@@ -20,7 +19,8 @@ from hw.spec.causes import Cause
 from hw.spec.commands import Engine
 from hw.spec.config import load_config
 from sim.cocotb_device import CocotbDevice
-from sim.session import Measurement, layer_cycles
+from sim.layers import layer_cycles
+from sim.session import Measurement
 from sim.verify import check_tensors
 from sw.compiler import Compiled
 from sw.driver import Counters, Driver
@@ -83,8 +83,8 @@ def _run(device: CocotbDevice, work: Work, break_off: int | None = None) -> None
         assert difference is None, str(difference)
     assert tuple(cycles) == measured.frame_cycles
     assert completion is not None
-    layers = layer_cycles(compiled, config, retirements, completion.started)
-    assert list(map(dataclasses.asdict, layers)) == list(map(dataclasses.asdict, measured.layers))
+    layers = layer_cycles(compiled.program, retirements, completion.started)
+    assert layers == tuple(layer.cycles for layer in measured.layers)
     assert _counted(driver.counters()) == _counted(measured.counters)
 
 

@@ -17,10 +17,10 @@ from sim import golden
 from sim.session import measure
 from sim.system import System
 from sim.testing.cocotb_runner import SIMULATORS, CocotbRunner
+from sim.testing.random_graphs import random_graph, random_inputs
 from sim.verilog import generate
 from sw.compiler import compile_graph
 from sw.policy import policy
-from sw.random_graphs import random_graph, random_inputs
 
 BENCH = pathlib.Path(__file__).with_name("bench_npu.py")
 NPU = "tiny"

@@ -13,12 +13,12 @@ from hw.spec.config import load_config
 from sim import golden, session
 from sim.engines import open_device
 from sim.session import measure
+from sim.testing.random_graphs import random_graph, random_inputs
 from sw.compiler import compile_graph
 from sw.decode import decode_stream
 from sw.driver import Counters, Driver, DriverError, DriverTimeout, JobError
 from sw.emit import encode
 from sw.policy import policy
-from sw.random_graphs import random_graph, random_inputs
 
 CONFIG = load_config("tiny")
 TIMEOUT = 1_000_000

@@ -11,13 +11,13 @@ from hw.spec.config import load_config
 from hw.spec.register_map import REGISTERS
 from sim import golden
 from sim.engines import open_device
+from sim.testing.random_graphs import random_graph, random_inputs
 from sw.compiler import compile_graph
 from sw.decode import decode_stream
 from sw.driver import Driver, DriverError, JobError
 from sw.emit import encode
 from sw.policy import policy
 from sw.program import BASE_ARENA, BASE_INPUT, BASE_OUTPUT
-from sw.random_graphs import random_graph, random_inputs
 
 CONFIG = load_config("tiny")
 SIZE = CONFIG.scratchpad.bytes

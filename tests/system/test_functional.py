@@ -9,12 +9,12 @@ from hw.spec.config import load_config
 from sim import golden
 from sim.functional import Functional
 from sim.images import photograph
+from sim.testing.random_graphs import KINDS, random_graph, random_inputs
 from sim.verify import check_tensors
 from sw.check import check_program
 from sw.compiler import compile_graph
 from sw.layout import TensorLayout
 from sw.policy import POLICIES, policy
-from sw.random_graphs import KINDS, random_graph, random_inputs
 from sw.workloads import quantised_yolov5
 
 CONFIGS = [

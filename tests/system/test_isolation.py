@@ -14,13 +14,13 @@ from hw.spec.config import load_config
 from hw.spec.numerics import relu_table
 from sim import golden
 from sim.engines import open_device
+from sim.testing.random_graphs import random_graph, random_inputs
 from sw.compiler import compile_graph
 from sw.driver import Driver, JobError
 from sw.emit import Operand, Streams
 from sw.graph import Activation, Graph
 from sw.policy import policy
 from sw.program import BASE_INPUT, BASE_OUTPUT, Program
-from sw.random_graphs import random_graph, random_inputs
 
 CONFIG = load_config("tiny")
 TIMEOUT = 200_000

@@ -11,9 +11,9 @@ from hw.spec.config import load_config
 from sim import golden
 from sim.images import photograph
 from sim.session import measure
+from sim.testing.random_graphs import KINDS, random_graph, random_inputs
 from sw.compiler import compile_graph
 from sw.policy import POLICIES, policy
-from sw.random_graphs import KINDS, random_graph, random_inputs
 from sw.workloads import quantised_yolov5
 
 CONFIGS = {

@@ -13,9 +13,9 @@ import pytest
 
 from hw.spec.numerics import SIGMOID_SCALE, Int8Array, all_int8, identity_table, relu_table, sigmoid_table, silu_table
 from sim import golden, reference
+from sim.testing.random_graphs import KINDS, random_graph, random_inputs
 from sw.graph import Activation, Graph, GraphError, MaxPool, Padding, Tensor
 from sw.images import photograph
-from sw.random_graphs import KINDS, random_graph, random_inputs
 from sw.tflite_writer import is_same, serialise
 from sw.workloads import quantised_yolov5
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sim import golden
+from sim.testing.random_graphs import KINDS, random_graph, random_inputs
 from sw.graph import Convolution, Graph, MaxPool, Padding, Tensor
-from sw.random_graphs import KINDS, random_graph, random_inputs
 
 
 def naive_accumulators(op: Convolution, x: np.ndarray, zero_point: int, shape: tuple[int, int, int]) -> np.ndarray:

@@ -11,12 +11,14 @@ from hw.spec.numerics import identity_table, quantize_multiplier
 from sw.graph import (
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     Graph,
     GraphError,
     MaxPool,
     Padding,
+    Requantisation,
     Tensor,
     Upsample,
     window_output,
@@ -33,6 +35,10 @@ def convolution(**changes: Any) -> Convolution:
     scales = np.full(4, 0.25, np.float32)
     base = Convolution("conv", ("x",), "y", weights, scales, np.zeros(4, np.int32), padding=Padding.all(1))
     return replace(base, **changes)
+
+
+def factors(channels: int, shift: int, multiplier: int = 1 << 30) -> Requantisation:
+    return Requantisation(np.full(channels, multiplier, np.int32), np.full(channels, shift, np.int32))
 
 
 def graph(
@@ -116,7 +122,16 @@ def test_bad_value(make: Callable[[], object], message: str) -> None:
     [
         ({"weights": np.ones((4, 3, 3, 3), np.int8)}, "weights for 3 channels, but x has 2"),
         ({"weights": np.ones((4, 3, 3, 2), np.float32)}, r"weights must be int8 \[cout, kh, kw, cin\], not float32"),
-        ({"weights": np.full((4, 3, 3, 2), -128, np.int8)}, "a weight is -128"),
+        ({"weights": np.ones((4, 3, 3, 1), np.int8)}, "weights for 1 channels, but x has 2"),
+        ({"groups": 3}, "4 output channels are not to be cut into 3 groups"),
+        ({"groups": 0}, "4 output channels are not to be cut into 0 groups"),
+        ({"groups": 2}, r"weights for 4 channels, but x has 2 \(2 groups\)"),
+        ({"clamp": (-129, 0)}, r"the clamp must be two bounds in order within -128..127, not \(-129, 0\)"),
+        ({"clamp": (5, 4)}, r"the clamp must be two bounds in order within -128..127, not \(5, 4\)"),
+        ({"requantisation": factors(3, 0)}, r"multipliers must be int32 \[4\], not int32 \[3\]"),
+        ({"requantisation": factors(4, 31)}, "a shift is not in -31..30"),
+        ({"requantisation": factors(4, 0, -1)}, "a multiplier is not in 0..2147483647"),
+        ({"requantisation": factors(4, 25)}, "channel 0 may reach .* beyond the int32 accumulator"),
         ({"bias": np.zeros(3, np.int32)}, r"bias must be int32 \[4\], not int32 \[3\]"),
         ({"bias": np.full(4, 2**31 - 1, np.int32)}, "channel 0 may reach 2147485951, beyond the int32 accumulator"),
         ({"weight_scales": np.zeros(4, np.float32)}, "a weight scale is not positive"),
@@ -144,7 +159,7 @@ SAME = tensor("y", 6, 8, 2)
 @pytest.mark.parametrize(
     ("op", "out", "message"),
     [
-        (Activation("a", ("x",), "y", "tanh", identity_table()), SAME, "kind 'tanh' is not one of silu, sigmoid"),
+        (Activation("a", ("x",), "y", "swiglu", identity_table()), SAME, "kind 'swiglu' is not one of silu, sigmoid"),
         (Activation("a", ("x",), "y", "silu", identity_table()[:9]), SAME, r"must be int8 \[256\], not int8 \[9\]"),
         (Addition("a", ("x",), "y"), SAME, "1 inputs where 2 are needed"),
         (Addition("a", ("x", "x"), "y"), replace(SAME, scale=1e-9), "output scale .* is too small"),
@@ -153,6 +168,20 @@ SAME = tensor("y", 6, 8, 2)
             MaxPool("p", ("x",), "y", (1, 1)),
             replace(SAME, scale=1.0),
             r"quantisation \(0.5, 0\) of x is not \(1.0, 0\)",
+        ),
+        (Addition("a", ("x", "x"), "y", clamp=(0, 128)), SAME, r"Addition a: the clamp must be .* not \(0, 128\)"),
+        (MaxPool("p", ("x",), "y", (1, 1), clamp=(1, 0)), SAME, r"MaxPool p: the clamp must be .* not \(1, 0\)"),
+        (AveragePool("p", ("x",), "y", (2, 2), padding=Padding(0, 0, 2)), SAME, "is not smaller than the kernel"),
+        (AveragePool("p", ("x",), "y", (54, 54)), SAME, "does not fit input"),
+        (
+            AveragePool("p", ("x",), "y", (54, 54), padding=Padding.all(53)),
+            replace(SAME, shape=(59, 61, 2)),
+            "has more than 2895 pixels",
+        ),
+        (
+            AveragePool("p", ("x",), "y", (1, 1)),
+            replace(SAME, zero_point=9),
+            r"quantisation \(0.5, 0\) of x is not \(0.5, 9\)",
         ),
         (Concatenation("c", (), "y"), SAME, "0 inputs where 1 are needed"),
         (Concatenation("c", ("x", "x"), "y"), SAME, r"has shape \(6, 8, 2\), but the operator makes \(6, 8, 4\)"),
@@ -172,6 +201,22 @@ def test_shapes_that_do_not_match() -> None:
         graph(Addition("a", ("x", "w"), "y"), tensors=tensors, inputs=("x", "w"))
     with pytest.raises(GraphError, match=r"sizes differ: \(6, 8, 2\) and \(6, 4, 2\)"):
         graph(Concatenation("a", ("x", "w"), "y"), tensors=tensors, inputs=("x", "w"))
+
+
+def test_groups_cut_the_weights_and_the_multiply_accumulates() -> None:
+    op = convolution(weights=np.full((4, 3, 3, 1), -128, np.int8), groups=2)
+    g = graph(op, tensors=[X, Y])
+    assert g.macs(op) == 6 * 8 * 4 * 9
+    multipliers, shifts = g.multipliers(op)
+    assert [(int(m), int(s)) for m, s in zip(multipliers, shifts, strict=True)] == [quantize_multiplier(0.25)] * 4
+
+
+def test_factors_of_its_own_replace_those_of_the_scales() -> None:
+    own = factors(4, -3)
+    assert graph(convolution(requantisation=own), tensors=[X, Y]).multipliers(convolution(requantisation=own)) == (
+        own.multiplier,
+        own.shift,
+    )
 
 
 def test_bad_graph() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from hw.spec.commands import Engine
 from hw.spec.config import load_config
+from sim.testing.random_graphs import random_graph
 from sw.assembler import AssemblyError, assemble, assemble_lines, disassemble
 from sw.compiler import compile_graph
 from sw.decode import decode
 from sw.policy import policy
 from sw.program import Program, ProgramError
-from sw.random_graphs import random_graph
 
 
 @pytest.fixture(scope="module")
