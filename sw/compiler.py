@@ -96,15 +96,15 @@ def compile_graph(
             weights = []
             offsets: list[int] = []
             for block in range(plan.out_blocks):
-                raw, offsets = weight_slot(step, config.array.n, block)
-                weights.append(constants.add(raw.tobytes()))
+                raw, offsets = weight_slot(step, config.array.n, block, plan.averages)
+                weights.append((constants.add(raw.tobytes()), raw.size))
             if step.table is not None:
                 table = step.table.tobytes()
                 tag = tags.setdefault(table, len(tags) + 1)
                 table_offset = constants.add(table)
         else:
             raw = identity_parameter_block(config.array.n)
-            weights, offsets = [constants.add(raw.tobytes())], [0]
+            weights, offsets = [(constants.add(raw.tobytes()), raw.size)], [0]
         ring_set = index % policy.sets
         share = config.scratchpad.bytes // policy.sets
         region = (0, config.scratchpad.bytes) if plan.whole_scratchpad else (share * ring_set, share)
@@ -120,7 +120,7 @@ def compile_graph(
             ring_set=ring_set,
             region=region,
             drained_mask=mask,
-            weight_offsets=weights,
+            weights=weights,
             tile_offsets=offsets,
             table_offset=table_offset,
             table_tag=tag,
@@ -139,7 +139,7 @@ def compile_graph(
         layers.append(
             Layer(
                 step.name,
-                "convolve" if isinstance(step, ConvolveStep) else "pool",
+                step.kind,
                 step.operators,
                 step.macs,
                 {name: (before[name], after[name]) for name in before},

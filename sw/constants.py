@@ -1,11 +1,13 @@
 """What the array reads as weights: parameter blocks, weight tiles in the order of the loop nest, tables."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hw.spec.commands import PARAMETER_LINES
 from sw.layout import blocks
-from sw.lower import IDENTITY_MULTIPLIER, IDENTITY_SHIFT, ConvolveStep
+from sw.lower import IDENTITY_MULTIPLIER, IDENTITY_SHIFT, ConvolveStep, divider
 
 Bytes = NDArray[np.uint8]
 
@@ -34,41 +36,75 @@ def packed_taps(n: int, channels: int, kernel_width: int, dilation_x: int) -> in
 
 
 def weight_tiles(step: ConvolveStep, n: int, out_block: int) -> list[Bytes]:
-    """Tiles of one output block, for each source: uint8 ``[tiles, n, n]`` in loop order (block, row, column)."""
-    if step.weights is None:
-        return [np.eye(n, dtype=np.uint8)[None]]
+    """Tiles of one output block, for each source: uint8 ``[tiles, n, n]`` in loop order (block, row, column).
+
+    Of a diagonal step only the diagonals: ``[tiles, n]``.
+    """
     columns = step.weights[out_block * n : (out_block + 1) * n]
     cout, kh, kw, _ = columns.shape
+    if step.diagonal:
+        lines = np.zeros((kh, kw, n), np.int8)
+        lines[:, :, :cout] = columns[:, :, :, 0].transpose(1, 2, 0)
+        return [lines.reshape(-1, n).view(np.uint8)]
+    if step.groups > 1:
+        return [_block_tiles(_grouped(step, n, out_block), n)]
     result = []
     first = 0
     for source in step.sources:
         part = columns[:, :, :, first : first + source.channels]
         first += source.channels
-        if source.packed:
-            taps = packed_taps(n, source.channels, kw, step.dilation[1])
-            groups = -(-kw // taps)
-            full = np.zeros((cout, kh, groups * taps, source.channels), np.int8)
-            full[:, :, :kw] = part
-            lanes = full.reshape(cout, kh, groups, taps * source.channels)
-            tiles = np.zeros((1, kh, groups, n, n), np.int8)
-            tiles[0, :, :, : taps * source.channels, :cout] = lanes.transpose(1, 2, 3, 0)
-        else:
-            in_blocks = blocks(source.channels, n)
-            full = np.zeros((cout, kh, kw, in_blocks * n), np.int8)
-            full[:, :, :, : source.channels] = part
-            tiles = np.zeros((in_blocks, kh, kw, n, n), np.int8)
-            tiles[..., :cout] = full.reshape(cout, kh, kw, in_blocks, n).transpose(3, 1, 2, 4, 0)
-        result.append(tiles.reshape(-1, n, n).view(np.uint8))
+        result.append(_packed_tiles(step, part, n) if source.packed else _block_tiles(part, n))
     return result
 
 
-def weight_slot(step: ConvolveStep, n: int, out_block: int) -> tuple[Bytes, list[int]]:
+def _grouped(step: ConvolveStep, n: int, out_block: int) -> NDArray[np.int8]:
+    """Dense weights of one output block over the input blocks that it reads: int8 ``[cout, kh, kw, cin]``."""
+    columns = step.weights[out_block * n : (out_block + 1) * n]
+    block, count = step.input_blocks(n, out_block)
+    dense = np.zeros((*columns.shape[:3], count * n), np.int8)
+    for channel in range(len(columns)):
+        first, last = step.input_channels(out_block * n + channel, out_block * n + channel + 1)
+        dense[channel, :, :, first - block * n : last - block * n] = columns[channel]
+    return dense
+
+
+def _block_tiles(weights: NDArray[np.int8], n: int) -> Bytes:
+    cout, kh, kw, cin = weights.shape
+    in_blocks = blocks(cin, n)
+    full = np.zeros((cout, kh, kw, in_blocks * n), np.int8)
+    full[:, :, :, :cin] = weights
+    tiles = np.zeros((in_blocks, kh, kw, n, n), np.int8)
+    tiles[..., :cout] = full.reshape(cout, kh, kw, in_blocks, n).transpose(3, 1, 2, 4, 0)
+    return tiles.reshape(-1, n, n).view(np.uint8)
+
+
+def _packed_tiles(step: ConvolveStep, weights: NDArray[np.int8], n: int) -> Bytes:
+    cout, kh, kw, cin = weights.shape
+    taps = packed_taps(n, cin, kw, step.dilation[1])
+    groups = -(-kw // taps)
+    full = np.zeros((cout, kh, groups * taps, cin), np.int8)
+    full[:, :, :kw] = weights
+    tiles = np.zeros((kh, groups, n, n), np.int8)
+    tiles[:, :, : taps * cin, :cout] = full.reshape(cout, kh, groups, taps * cin).transpose(1, 2, 3, 0)
+    return tiles.reshape(-1, n, n).view(np.uint8)
+
+
+def weight_slot(step: ConvolveStep, n: int, out_block: int, averages: Sequence[int] = ()) -> tuple[Bytes, list[int]]:
     """One output block's slot, and the offset in it from which each source's command reads.
 
-    The tiles of all sources but the last, then the parameter block, then the last source's tiles.
+    The tiles of all sources but the last, then the parameter block, then the last source's tiles. Of an averaging step
+    parameters and tiles once for each number of pixels in ``averages``, and an offset for each.
     """
     tiles = weight_tiles(step, n, out_block)
     channels = slice(out_block * n, (out_block + 1) * n)
+    if step.average:
+        bias = step.bias[channels]
+        scales = [np.tile(np.array([divider(pixels)], np.int32).T, len(bias)) for pixels in averages]
+        chunks = [
+            np.concatenate([parameter_block(n, bias, multiplier, shift).ravel(), tiles[0].ravel()])
+            for multiplier, shift in scales
+        ]
+        return np.concatenate(chunks), [index * chunks[0].size for index in range(len(chunks))]
     parameters = parameter_block(n, step.bias[channels], step.multiplier[channels], step.shift[channels])
     parts: list[Bytes] = []
     offsets = []

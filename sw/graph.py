@@ -2,8 +2,9 @@
 
 Shapes are ``(height, width, channels)``; the batch is always 1.  Everything about quantisation follows TFLite: weights
 are symmetric with a scale per output channel, activations are asymmetric with a scale and zero point per tensor, biases
-are int32.  A convolution has no activation of its own: its output is the int8 tensor before it, clamped to -128..127,
-and an `Activation` is a table from int8 to int8.  Pooling, concatenation and upsampling keep scale and zero point.
+are int32.  An activation that only bounds values (ReLU at the output's own scale) is the `clamp` of the operator before
+it; any other is an `Activation`, a table from int8 to int8.  Pooling, concatenation and upsampling keep scale and zero
+point.
 
 A `Graph` is checked completely when it is made; whoever holds one need not check again.
 """
@@ -18,8 +19,10 @@ from hw.spec.numerics import AddParameters, quantize_multiplier
 from sw.graph_check import check
 from sw.operators import (
     ACTIVATIONS,
+    NO_CLAMP,
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     GraphError,
@@ -27,6 +30,8 @@ from sw.operators import (
     Operator,
     Padding,
     Pair,
+    Quantisation,
+    Requantisation,
     Shape,
     Tensor,
     Upsample,
@@ -35,8 +40,10 @@ from sw.operators import (
 
 __all__ = [
     "ACTIVATIONS",
+    "NO_CLAMP",
     "Activation",
     "Addition",
+    "AveragePool",
     "Concatenation",
     "Convolution",
     "Graph",
@@ -45,6 +52,8 @@ __all__ = [
     "Operator",
     "Padding",
     "Pair",
+    "Quantisation",
+    "Requantisation",
     "Shape",
     "Tensor",
     "Upsample",
@@ -133,6 +142,8 @@ class Graph:
 
     def multipliers(self, op: Convolution) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the requantisation multiplier and shift (positive to the left) of each output channel."""
+        if op.requantisation is not None:
+            return op.requantisation.multiplier, op.requantisation.shift
         scale_in = self.tensors[op.inputs[0]].scale
         scale_out = self.tensors[op.output].scale
         # Double precision on float32 scales, in this order, as TFLite does it.

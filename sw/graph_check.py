@@ -7,8 +7,10 @@ import numpy as np
 from hw.spec.numerics import INT32_MAX
 from sw.operators import (
     ACTIVATIONS,
+    MAX_AVERAGE,
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     GraphError,
@@ -30,6 +32,7 @@ _INPUT_COUNTS: dict[type, tuple[int, int]] = {
     Activation: (1, 1),
     Addition: (2, 2),
     MaxPool: (1, 1),
+    AveragePool: (1, 1),
     Concatenation: (1, 1 << 16),
     Upsample: (1, 1),
 }
@@ -109,11 +112,15 @@ def _expected_shape(graph: "Graph", op: Operator) -> Shape:
                 graph.add_parameters(op)
             except ValueError as error:
                 raise _error(op, str(error)) from None
+            _check_clamp(op, op.clamp)
             return sources[0].shape
-        case MaxPool():
+        case MaxPool() | AveragePool():
             _check_same_quantisation(op, sources, output)
+            _check_clamp(op, op.clamp)
             shape = _window_shape(op, sources[0], op.kernel, op.stride, (1, 1), op.padding)
-            # A window that sees nothing but padding would have no maximum.
+            if isinstance(op, AveragePool) and op.kernel[0] * op.kernel[1] > MAX_AVERAGE:
+                raise _error(op, f"kernel {op.kernel} has more than {MAX_AVERAGE} pixels")
+            # A window that sees nothing but padding would have no maximum and no mean.
             if (
                 max(op.padding.top, op.padding.bottom) >= op.kernel[0]
                 or max(op.padding.left, op.padding.right) >= op.kernel[1]
@@ -142,6 +149,11 @@ def _check_same_quantisation(op: Operator, sources: list[Tensor], output: Tensor
             )
 
 
+def _check_clamp(op: Operator, clamp: Pair) -> None:
+    if len(clamp) != 2 or not -128 <= clamp[0] <= clamp[1] <= 127:
+        raise _error(op, f"the clamp must be two bounds in order within -128..127, not {clamp!r}")
+
+
 def _check_table(op: Activation) -> None:
     if op.kind not in ACTIVATIONS:
         raise _error(op, f"kind {op.kind!r} is not one of {', '.join(ACTIVATIONS)}")
@@ -165,10 +177,15 @@ def _convolution_shape(graph: "Graph", op: Convolution, source: Tensor) -> Shape
     if weights.ndim != 4 or weights.dtype != np.int8 or weights.size == 0:
         raise _error(op, f"weights must be int8 [cout, kh, kw, cin], not {weights.dtype} {list(weights.shape)}")
     cout, _, _, cin = weights.shape
-    if cin != source.channels:
-        raise _error(op, f"weights for {cin} channels, but {source.name} has {source.channels}")
-    if int(weights.min()) < -127:
-        raise _error(op, "a weight is -128; symmetric weights are in -127..127")
+    if op.groups < 1 or cout % op.groups:
+        raise _error(op, f"{cout} output channels are not to be cut into {op.groups} groups")
+    if cin * op.groups != source.channels:
+        raise _error(
+            op,
+            f"weights for {cin * op.groups} channels, but {source.name} has {source.channels}"
+            + (f" ({op.groups} groups)" if op.groups > 1 else ""),
+        )
+    _check_clamp(op, op.clamp)
     if op.bias.shape != (cout,) or op.bias.dtype != np.int32:
         raise _error(op, f"bias must be int32 [{cout}], not {op.bias.dtype} {list(op.bias.shape)}")
     if op.weight_scales.shape != (cout,) or op.weight_scales.dtype != np.float32:
@@ -189,9 +206,14 @@ def _check_accumulators(graph: "Graph", op: Convolution) -> None:
     weight_sums = np.abs(op.weights.astype(np.int64)).sum(axis=(1, 2, 3))
     largest = weight_sums * reach + np.abs(op.bias.astype(np.int64))
     try:
-        _, shifts = graph.multipliers(op)
+        multipliers, shifts = graph.multipliers(op)
     except ValueError as error:
         raise _error(op, str(error)) from None
+    for what, values, low, high in (("multiplier", multipliers, 0, INT32_MAX), ("shift", shifts, -31, 30)):
+        if values.shape != (len(op.bias),) or values.dtype != np.int32:
+            raise _error(op, f"{what}s must be int32 [{len(op.bias)}], not {values.dtype} {list(values.shape)}")
+        if int(values.min()) < low or int(values.max()) > high:
+            raise _error(op, f"a {what} is not in {low}..{high}")
     raised = largest.astype(np.float64) * 2.0 ** np.maximum(shifts, 0)
     worst = int(np.argmax(raised))
     if raised[worst] > INT32_MAX:

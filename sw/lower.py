@@ -4,11 +4,12 @@ Fused, a convolution takes its activation and a residual addition with it; a con
 way of reading its sources. Unfused, every tensor that can be materialised is a step of its own; concatenations and
 upsamplings stay views unless something other than a convolution reads them.
 
-Element-wise operators run on the array as a product with the identity matrix: the sums are then the values themselves,
-and the epilogue does the rest.
+Element-wise operators run on the array as a depthwise product with ones: the sums are then the values themselves, and
+the epilogue does the rest. Average pooling is a depthwise sum, which the epilogue divides.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 
 from hw.spec.numerics import AddParameters
 from sw.graph import (
+    NO_CLAMP,
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     Graph,
@@ -27,6 +30,7 @@ from sw.graph import (
     Pair,
     Upsample,
 )
+from sw.operators import MAX_AVERAGE
 
 IDENTITY_MULTIPLIER = 1 << 30
 IDENTITY_SHIFT = 1
@@ -48,18 +52,20 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConvolveStep:
-    """Convolution over the channels of all sources side by side, then table, then residual addition.
+    """Convolution over the channels of all sources side by side, then clamp, table, residual addition and its clamp.
 
-    ``weights`` is int8 ``[cout, kh, kw, cin]`` with ``cin`` the sum of the sources' channels; with ``diagonal`` it is
-    None and stands for the identity. ``bias`` has the input's zero point folded in (int64 ``[cout]``, used modulo
-    2**32). ``pad_value`` is what pixels outside the input read as.
+    ``weights`` is int8 ``[cout, kh, kw, cin / groups]`` with ``cin`` the sum of the sources' channels; only a step with
+    one source has groups. ``bias`` has the input's zero point folded in (int64 ``[cout]``, used modulo 2**32).
+    ``pad_value`` is what pixels outside the input read as. With ``average`` the multiplier is not used: sums are
+    divided by the number of pixels of the window that are inside (``divider``).
     """
 
     name: str
+    kind: str
     operators: tuple[str, ...]
     sources: tuple[Source, ...]
     output: str
-    weights: NDArray[np.int8] | None
+    weights: NDArray[np.int8]
     bias: NDArray[np.int64]
     multiplier: NDArray[np.int32]
     shift: NDArray[np.int32]
@@ -68,35 +74,58 @@ class ConvolveStep:
     stride: Pair = (1, 1)
     dilation: Pair = (1, 1)
     padding: Padding = Padding()
+    groups: int = 1
+    average: bool = False
+    single_rounding: bool = False
+    clamp: Pair = NO_CLAMP
     table: NDArray[np.int8] | None = None
     residual: str | None = None
     add: AddParameters | None = None
+    add_clamp: Pair = NO_CLAMP
     macs: int = 0
 
     @property
+    def channels(self) -> int:
+        """Input channels."""
+        return self.weights.shape[3] * self.groups
+
+    @property
     def diagonal(self) -> bool:
-        return self.weights is None
+        """Whether output channel c reads input channel c and no other, lane for lane."""
+        return not self.sources[0].packed and self.groups == self.channels == self.weights.shape[0]
 
     @property
     def kernel(self) -> Pair:
-        return (1, 1) if self.weights is None else (self.weights.shape[1], self.weights.shape[2])
+        return self.weights.shape[1], self.weights.shape[2]
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (*(source.tensor for source in self.sources), *([self.residual] if self.residual else []))
 
+    def input_channels(self, first: int, last: int) -> Pair:
+        """First input channel, and the one after the last, that output channels ``first .. last - 1`` read."""
+        each = self.weights.shape[0] // self.groups
+        return first // each * self.weights.shape[3], ((last - 1) // each + 1) * self.weights.shape[3]
+
+    def input_blocks(self, n: int, out_block: int) -> Pair:
+        """First block of ``n`` input channels that an output block reads, and how many; with one source only."""
+        first, last = self.input_channels(out_block * n, min((out_block + 1) * n, self.weights.shape[0]))
+        return first // n, -(-last // n) - first // n
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PoolStep:
-    """Window maximum over one stored tensor."""
+    """Window maximum over one stored tensor, clamped."""
 
     name: str
+    kind: str
     operators: tuple[str, ...]
     source: Source
     output: str
     kernel: Pair
     stride: Pair
     padding: Padding
+    clamp: Pair = NO_CLAMP
     macs: int = 0
 
     @property
@@ -167,7 +196,7 @@ class _Lowering:
 
     def _extensible(self, chain: list[Operator]) -> bool:
         """Whether the chain's result has a single reader that could be fused to it."""
-        if not self.fused or not isinstance(chain[0], Convolution) or isinstance(chain[-1], Addition):
+        if not self.fused or not isinstance(chain[0], Convolution | AveragePool) or isinstance(chain[-1], Addition):
             return False
         output = chain[-1].output
         if output in self.graph.outputs:
@@ -216,30 +245,27 @@ class _Lowering:
             channels = self.graph.tensors[name].channels
             self.aliases[target] = name
             self._append(
-                self._copy(
-                    target, (Source(name, channels, packed=True),), np.eye(channels, dtype=np.int8)[:, None, None, :]
-                ),
+                self._copy(target, (Source(name, channels, packed=True),)),
                 self.graph.tensors[name].shape,
             )
             self.unpacked[name] = target
         return self.unpacked[name]
 
     def _materialise(self, name: str, sources: tuple[Source, ...]) -> None:
-        channels = self.graph.tensors[name].channels
-        weights = None
-        if len(sources) > 1:
-            weights = np.eye(channels, dtype=np.int8)[:, None, None, :]
         del self.views[name]
-        self._append(self._copy(name, sources, weights), self.graph.tensors[name].shape)
+        self._append(self._copy(name, sources), self.graph.tensors[name].shape)
 
-    def _copy(self, output: str, sources: tuple[Source, ...], weights: NDArray[np.int8] | None) -> ConvolveStep:
+    def _copy(self, output: str, sources: tuple[Source, ...]) -> ConvolveStep:
         channels = sum(source.channels for source in sources)
+        plain = len(sources) == 1 and not sources[0].packed
         return ConvolveStep(
             name=output,
+            kind="copy",
             operators=(),
             sources=sources,
             output=output,
-            weights=weights,
+            weights=_ones(channels, (1, 1)) if plain else np.eye(channels, dtype=np.int8)[:, None, None, :],
+            groups=channels if plain else 1,
             pad_value=0,
             output_zero_point=0,
             **_identity_parameters(channels),
@@ -266,7 +292,9 @@ class _Lowering:
         elif isinstance(op, MaxPool):
             source = self._stored(op.inputs[0])
             self._append(
-                PoolStep(output, (op.name,), source, output, op.kernel, op.stride, op.padding),
+                PoolStep(
+                    output, describe(chain), (op.name,), source, output, op.kernel, op.stride, op.padding, op.clamp
+                ),
                 self.graph.tensors[output].shape,
             )
         else:
@@ -277,57 +305,110 @@ class _Lowering:
     def _convolve(self, chain: list[Operator]) -> ConvolveStep:
         first = chain[0]
         tensors = self.graph.tensors
-        table = None
-        residual = None
-        add = None
+        fields: dict[str, Any] = {}
         computed = first.output
+        rest = chain[1:]
         if isinstance(first, Convolution):
-            packed = len(self._sources(first.inputs[0], packed=True)) == 1
-            sources = self._sources(first.inputs[0], packed=packed)
+            sources = self._convolution_sources(first)
             zero_point = tensors[first.inputs[0]].zero_point
             multiplier, shift = self.graph.multipliers(first)
-            weights = first.weights
-            bias = first.bias.astype(np.int64) - zero_point * weights.astype(np.int64).sum(axis=(1, 2, 3))
-            output_zero_point = tensors[first.output].zero_point
-            geometry: dict[str, Any] = {"stride": first.stride, "dilation": first.dilation, "padding": first.padding}
-            parameters: dict[str, Any] = {"bias": bias, "multiplier": multiplier, "shift": shift}
-            rest = chain[1:]
+            weight_sums = first.weights.astype(np.int64).sum(axis=(1, 2, 3))
+            fields = {
+                "weights": first.weights,
+                "groups": first.groups,
+                "single_rounding": first.single_rounding,
+                "bias": first.bias.astype(np.int64) - zero_point * weight_sums,
+                "multiplier": multiplier,
+                "shift": shift,
+                "output_zero_point": tensors[first.output].zero_point,
+                "pad_value": zero_point,
+                "stride": first.stride,
+                "dilation": first.dilation,
+                "padding": first.padding,
+                "clamp": first.clamp,
+            }
         else:
-            computed = first.inputs[0]
-            sources = (self._stored(computed),)
-            zero_point = 0
-            weights = None
-            output_zero_point = 0
-            geometry = {}
-            parameters = _identity_parameters(tensors[computed].channels)
-            rest = chain
+            kernel = (1, 1)
+            if isinstance(first, AveragePool):
+                kernel = first.kernel
+                fields = {"average": True, "stride": first.stride, "padding": first.padding, "clamp": first.clamp}
+            else:
+                computed, rest = first.inputs[0], chain
+            sources = (self._stored(first.inputs[0]),)
+            channels = tensors[first.inputs[0]].channels
+            fields |= {"weights": _ones(channels, kernel), "groups": channels, "output_zero_point": 0, "pad_value": 0}
+            fields |= _identity_parameters(channels)
         for op in rest:
             if isinstance(op, Activation):
-                table = op.table
+                fields["table"] = op.table
             else:
                 assert isinstance(op, Addition)
                 constants = self.graph.add_parameters(op)
-                if op.inputs[0] == computed:
-                    residual, add = op.inputs[1], constants
-                else:
-                    residual, add = op.inputs[0], _swapped(constants)
-                residual = self._stored(residual).tensor
+                own = op.inputs[0] == computed
+                residual = op.inputs[1] if own else op.inputs[0]
+                fields |= {
+                    "residual": self._stored(residual).tensor,
+                    "add": constants if own else _swapped(constants),
+                    "add_clamp": op.clamp,
+                }
             computed = op.output
         return ConvolveStep(
             name=computed,
+            kind=describe(chain),
             operators=tuple(op.name for op in chain),
             sources=sources,
             output=computed,
-            weights=weights,
-            output_zero_point=output_zero_point,
-            pad_value=zero_point,
-            table=table,
-            residual=residual,
-            add=add,
             macs=sum(self.graph.macs(op) for op in chain),
-            **geometry,
-            **parameters,
+            **fields,
         )
+
+    def _convolution_sources(self, op: Convolution) -> tuple[Source, ...]:
+        if op.groups > 1:
+            return (self._stored(op.inputs[0]),)
+        packed = len(self._sources(op.inputs[0], packed=True)) == 1
+        return self._sources(op.inputs[0], packed=packed)
+
+
+def describe(chain: Sequence[Operator]) -> str:
+    """What a step does, for reports: its operators, with kernel and stride where there is a window."""
+    parts = []
+    for op in chain:
+        match op:
+            case Convolution():
+                depth = "conv" if op.groups == 1 else "grouped conv" if op.weights.shape[3] > 1 else "depthwise conv"
+                parts.append(depth + _window(op))
+            case MaxPool():
+                parts.append("max pool" + _window(op))
+            case AveragePool():
+                parts.append("average pool" + _window(op))
+            case Activation():
+                parts.append(op.kind)
+            case Addition():
+                parts.append("add")
+            case _:
+                parts.append(type(op).__name__.lower())
+    return " + ".join(parts)
+
+
+def _window(op: Convolution | MaxPool | AveragePool) -> str:
+    text = f" {op.kernel[0]}x{op.kernel[1]}"
+    if op.stride != (1, 1):
+        text += f"/{op.stride[0]}" if op.stride[0] == op.stride[1] else f"/{op.stride[0]}x{op.stride[1]}"
+    return text
+
+
+def divider(pixels: int) -> Pair:
+    """Multiplier and shift that divide a sum of ``pixels`` int8 values, at most `MAX_AVERAGE`, halves away from zero.
+
+    The multiplier is a little more than 2**31 / pixels, so that exact halves fall to the far side; everything else is
+    further from a half than the product of that excess and the largest sum.
+    """
+    assert 1 <= pixels <= MAX_AVERAGE
+    return (IDENTITY_MULTIPLIER, IDENTITY_SHIFT) if pixels == 1 else ((1 << 31) // pixels + 1, 0)
+
+
+def _ones(channels: int, kernel: Pair) -> NDArray[np.int8]:
+    return np.ones((channels, *kernel, 1), np.int8)
 
 
 def _identity_parameters(channels: int) -> dict[str, Any]:

@@ -8,8 +8,18 @@ from numpy.typing import NDArray
 Shape = tuple[int, int, int]
 Pair = tuple[int, int]
 
-ACTIVATIONS = ("silu", "sigmoid", "relu", "relu6")
-"""Kinds of activation that a graph may name; each has a table builder in `hw.spec.numerics`."""
+Quantisation = tuple[float, int]
+"""Scale and zero point of a tensor."""
+
+ACTIVATIONS = ("silu", "sigmoid", "relu", "relu6", "hard_swish", "tanh", "table")
+"""Kinds of activation that a graph may name; each has a table builder in `hw.spec.numerics`, but for `table`, which is
+any function that a model composes of several operators."""
+
+NO_CLAMP: Pair = (-128, 127)
+"""Bounds of an operator without a fused activation."""
+
+MAX_AVERAGE = 2895
+"""Most pixels of an average-pooling window: up to so many, one multiplication divides and rounds exactly."""
 
 
 class GraphError(ValueError):
@@ -86,15 +96,25 @@ class Padding:
 
 
 @dataclass(frozen=True, eq=False)
+class Requantisation:
+    """Factors from accumulator to output: int32 ``[cout]`` multipliers and shifts, positive to the left."""
+
+    multiplier: NDArray[np.int32]
+    shift: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
 class Convolution:
-    """Convolution with bias; padding has the input's zero point, the output is not yet activated.
+    """Convolution with bias, dense, grouped or depthwise; padding has the input's zero point.
+
+    A fully connected layer is one whose kernel is as large as its input.
 
     Parameters
     ----------
     name, inputs, output
         Name of the operator, its one input tensor, its output tensor.
     weights
-        int8 ``[cout, kh, kw, cin]``, each in -127..127.
+        int8 ``[cout, kh, kw, cin / groups]``.
     weight_scales
         float32 ``[cout]``.
     bias
@@ -103,6 +123,15 @@ class Convolution:
         Vertical and horizontal.
     padding
         Anything, symmetric or not.
+    groups
+        Output channels ``[g * cout / groups, (g + 1) * cout / groups)`` read input channels ``[g * cin / groups,
+        (g + 1) * cin / groups)``; as many as input channels make a depthwise convolution.
+    clamp
+        Least and greatest output value: a fused activation.
+    requantisation
+        Where the factors do not follow from the scales as those of TFLite's CONV_2D do.
+    single_rounding
+        Requantisation rounds once, halves up, as that of TFLite's FULLY_CONNECTED does, and not twice.
     """
 
     name: str
@@ -114,6 +143,10 @@ class Convolution:
     stride: Pair = (1, 1)
     dilation: Pair = (1, 1)
     padding: Padding = Padding()
+    groups: int = 1
+    clamp: Pair = NO_CLAMP
+    requantisation: Requantisation | None = None
+    single_rounding: bool = False
 
     @property
     def kernel(self) -> Pair:
@@ -142,16 +175,17 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Addition:
-    """Sum of two tensors of one shape; all three quantisations may differ."""
+    """Sum of two tensors of one shape, clamped; all three quantisations may differ."""
 
     name: str
     inputs: tuple[str, ...]
     output: str
+    clamp: Pair = NO_CLAMP
 
 
 @dataclass(frozen=True, eq=False)
 class MaxPool:
-    """Maximum over a window; padding never wins."""
+    """Maximum over a window, clamped; padding never wins."""
 
     name: str
     inputs: tuple[str, ...]
@@ -159,6 +193,20 @@ class MaxPool:
     kernel: Pair
     stride: Pair = (1, 1)
     padding: Padding = Padding()
+    clamp: Pair = NO_CLAMP
+
+
+@dataclass(frozen=True, eq=False)
+class AveragePool:
+    """Mean over the pixels of a window that are not padding, halves rounded away from zero, clamped."""
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Padding = Padding()
+    clamp: Pair = NO_CLAMP
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +228,7 @@ class Upsample:
     factor: int = 2
 
 
-Operator = Convolution | Activation | Addition | MaxPool | Concatenation | Upsample
+Operator = Convolution | Activation | Addition | MaxPool | AveragePool | Concatenation | Upsample
 
 
 def window_output(size: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from hw.spec.commands import PARAMETER_LINES, TABLE_BYTES, Cursor, Engine, Opcode
+from hw.spec.commands import TABLE_BYTES, Cursor, Engine, Opcode
 from hw.spec.config import NpuConfig
 from sw.emit import Operand, StoreOrder, Streams
 from sw.layout import TensorLayout
@@ -63,7 +63,7 @@ class StepEmitter:
         tensors: dict[str, StoredTensor],
         ring_set: int,
         region: tuple[int, int],
-        weight_offsets: list[int],
+        weights: list[tuple[int, int]],
         tile_offsets: list[int],
         table_offset: int,
         table_tag: int,
@@ -77,7 +77,7 @@ class StepEmitter:
         self.streams = streams
         self.order = order
         self.tensors = tensors
-        self.weight_offsets = weight_offsets
+        self.weights = weights
         self.tile_offsets = tile_offsets
         self.table_offset = table_offset
         self.table_tag = table_tag
@@ -144,7 +144,7 @@ class StepEmitter:
         if "table" in plan.slots:
             loads.append(_Load(-1, 0, self._load_table))
         if isinstance(step, PoolStep):
-            loads.append(_Load(-1, 0, lambda: self._load_weights(0, PARAMETER_LINES * self.n)))
+            loads.append(_Load(-1, 0, lambda: self._load_weights(0)))
         else:
             users = list(blocks.items())
             if plan.weights_resident and len(plan.tiles) > 1:
@@ -152,9 +152,7 @@ class StepEmitter:
             for number, ((_, block), indices) in enumerate(users):
                 slots = plan.slots["weights"]
                 free = users[number - slots][1][-1] if number >= slots else -1
-                loads.append(
-                    _Load(free, indices[0], lambda block=block: self._load_weights(block, plan.slot_bytes["weights"]))
-                )
+                loads.append(_Load(free, indices[0], lambda block=block: self._load_weights(block)))
         for tile in range(len(plan.tiles)):
             slots = plan.slots["input"]
             free = last_of_tile[tile - slots] if tile >= slots else -1
@@ -182,8 +180,9 @@ class StepEmitter:
         body = {"base": BASE_CONSTANTS, "dram_offset": self.table_offset, **rectangle(TABLE_BYTES, 1, 0, 0)}
         self._fill_slot("table", [(Opcode.LOAD, 0, None, body)])
 
-    def _load_weights(self, block: int, size: int) -> None:
-        body = {"base": BASE_CONSTANTS, "dram_offset": self.weight_offsets[block], **rectangle(size, 1, 0, 0)}
+    def _load_weights(self, block: int) -> None:
+        offset, size = self.weights[block]
+        body = {"base": BASE_CONSTANTS, "dram_offset": offset, **rectangle(size, 1, 0, 0)}
         self._fill_slot("weights", [(Opcode.LOAD, 0, None, body)])
 
     def _load_input(self, tile: int) -> None:
@@ -250,7 +249,8 @@ class StepEmitter:
 
     def _weights(self, unit: _Unit, part: int, last_part: bool) -> Operand:
         plan = self.plan
-        offset = self.tile_offsets[part]
+        # An averaging step has one source, and parameters for each number of pixels.
+        offset = self.tile_offsets[plan.averages.index(plan.average(unit.group)) if plan.averages else part]
         advance = int(last_part and unit.last_of_block)
         if plan.weights_resident and unit.tile < len(plan.tiles) - 1:
             # Slots stay for all tiles; during the last, each is released after its last use, which moves the cursor.
@@ -265,8 +265,8 @@ class StepEmitter:
             first, last = part == 0, part == parts - 1
             operands: list[Operand | None] = [None] * 5
             body = self._window(step, source, unit)
-            diagonal = unit.block * source.block_stride if step.diagonal else 0
-            operands[0] = self._consume("input", 1, int(last and unit.last_of_tile), source.offset + diagonal)
+            block = step.input_blocks(self.n, unit.block)[0] * source.block_stride if step.groups > 1 else 0
+            operands[0] = self._consume("input", 1, int(last and unit.last_of_tile), source.offset + block)
             operands[1] = self._weights(unit, part, last)
             # The head of a chain acquires for all of it: later commands find everything ready.
             if first or last:
@@ -294,7 +294,9 @@ class StepEmitter:
             "out_rows": len(rows),
             "kernel_width": source.loop_taps,
             "kernel_height": kernel[0],
-            "in_blocks": 1 if step.diagonal or source.source.packed else source.layout.blocks,
+            "in_blocks": step.input_blocks(self.n, unit.block)[1] if step.groups > 1 else source.in_blocks,
+            "diagonal": int(step.diagonal),
+            "single_rounding": int(step.single_rounding),
             "stride_x": stride[1],
             "stride_y": stride[0],
             "dilation_x": dilation[1],
@@ -328,12 +330,14 @@ class StepEmitter:
             "output_zero_point": step.output_zero_point,
             "out_row_stride": width,
             "residual_row_stride": width,
-            "clamp_low": -128,
-            "clamp_high": 127,
+            "clamp_low": step.clamp[0],
+            "clamp_high": step.clamp[1],
         }
         if step.add is not None:
             add = step.add
             body |= {
+                "add_clamp_low": step.add_clamp[0],
+                "add_clamp_high": step.add_clamp[1],
                 "add_zero_point_a": add.zero_point_a,
                 "add_zero_point_b": add.zero_point_b,
                 "add_zero_point_out": add.zero_point_out,
@@ -362,7 +366,13 @@ class StepEmitter:
             "y_origin": rows.first * step.stride[0] - step.padding.top - stored.first,
             "in_rows": len(stored),
         }
-        out = {"out_width": len(columns), "out_rows": len(rows), "out_row_stride": len(columns) * self.n}
+        out = {
+            "out_width": len(columns),
+            "out_rows": len(rows),
+            "out_row_stride": len(columns) * self.n,
+            "clamp_low": step.clamp[0],
+            "clamp_high": step.clamp[1],
+        }
         output = Operand(self.ring["output"], Cursor.PRODUCER, 1, 1)
         weights = self._consume("weights", 1, final)
         if not separable(step):

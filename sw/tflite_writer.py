@@ -15,22 +15,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.spec.numerics import SIGMOID_SCALE, SIGMOID_ZERO_POINT, relu_table, sigmoid_table, silu_table
+from hw.spec.numerics import (
+    SIGMOID_SCALE,
+    SIGMOID_ZERO_POINT,
+    activation_bounds,
+    relu_table,
+    sigmoid_table,
+    silu_table,
+)
 from sw.graph import (
+    NO_CLAMP,
     Activation,
     Addition,
+    AveragePool,
     Concatenation,
     Convolution,
     Graph,
     GraphError,
     MaxPool,
+    Operator,
     Padding,
+    Pair,
     Shape,
     Tensor,
     Upsample,
 )
 
-_VERSIONS = {"CONV_2D": 3}
+_FUSED = ("none", "relu", "relu6", "relu_n1_to_1")
+"""Activations that TFLite fuses into operators."""
+
+_VERSIONS = {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 3}
 """Versions of operators that are not 2, the version in which int8 came to most."""
 
 
@@ -45,14 +59,15 @@ def serialise(graph: Graph) -> bytes:
     Raises
     ------
     GraphError
-        If an activation's table is not the one that TFLite would use.
+        If TFLite has no such operator: a table that it would not use, a clamp that is no fused activation, padding of
+        an average-pool that is not SAME, factors that do not follow from scales, a single rounding.
     ModuleNotFoundError
         If `ai-edge-litert` is not installed.
     """
     return _Writer(graph).bytes()
 
 
-def is_same(op: MaxPool, shape: Shape) -> bool:
+def is_same(op: MaxPool | AveragePool, shape: Shape) -> bool:
     """Return whether TFLite's SAME gives exactly the padding of `op` on an input of `shape`."""
 
     def edges(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -122,12 +137,16 @@ class _Writer:
         kind = self.schema.TensorType.INT8
         return self._tensor(tensor.name, (1, *tensor.shape), kind, 0, [tensor.scale], [tensor.zero_point])
 
-    def _constant(self, name: str, data: NDArray[Any], scales: Any = None, zero_points: Any = None) -> int:
+    def _constant(
+        self, name: str, data: NDArray[Any], scales: Any = None, zero_points: Any = None, dimension: int = 0
+    ) -> int:
         kinds = {"int8": self.schema.TensorType.INT8, "int32": self.schema.TensorType.INT32}
         buffer = self.schema.BufferT()
         buffer.data = np.frombuffer(data.tobytes(), np.uint8)
         self.buffers.append(buffer)
-        return self._tensor(name, data.shape, kinds[data.dtype.name], len(self.buffers) - 1, scales, zero_points)
+        index = self._tensor(name, data.shape, kinds[data.dtype.name], len(self.buffers) - 1, scales, zero_points)
+        self.tensors[index].quantization.quantizedDimension = dimension
+        return index
 
     def _emit(self, name: str, inputs: Sequence[int], output: int, options: str | None, **fields: Any) -> None:
         op = self.schema.OperatorT()
@@ -150,9 +169,11 @@ class _Writer:
             case Activation():
                 self._table(op, inputs[0], output)
             case Addition():
-                self._emit("ADD", inputs, output, "AddOptions")
+                self._emit("ADD", inputs, output, "AddOptions", fusedActivationFunction=self._fused(op, op.clamp))
             case MaxPool():
-                self._max_pool(op, inputs[0], output)
+                self._pool(op, "MAX_POOL_2D", inputs[0], output)
+            case AveragePool():
+                self._pool(op, "AVERAGE_POOL_2D", inputs[0], output)
             case Concatenation():
                 self._emit("CONCATENATION", inputs, output, "ConcatenationOptions", axis=3)
             case Upsample():
@@ -179,30 +200,50 @@ class _Writer:
     def _convolution(self, op: Convolution, source: int, output: int) -> None:
         if op.padding != Padding():
             source = self._padded(op, source, None)
+        if op.requantisation is not None or op.single_rounding:
+            raise GraphError(f"{op.name}: TFLite derives the factors from the scales; there is no place for others")
         zeros = np.zeros(len(op.bias), np.int64)
-        weights = self._constant(f"{op.output}/weights", op.weights, op.weight_scales, zeros)
+        depthwise = op.groups > 1 and op.weights.shape[3] == 1
+        data = op.weights.transpose(3, 1, 2, 0) if depthwise else op.weights
+        weights = self._constant(
+            f"{op.output}/weights", np.ascontiguousarray(data), op.weight_scales, zeros, 3 if depthwise else 0
+        )
         scale_in = np.float32(self.graph.tensors[op.inputs[0]].scale)
         bias = self._constant(f"{op.output}/bias", op.bias, scale_in * op.weight_scales, zeros)
+        options = {"depthMultiplier": len(op.bias) // op.groups} if depthwise else {}
         self._emit(
-            "CONV_2D",
+            "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D",
             [source, weights, bias],
             output,
-            "Conv2DOptions",
+            "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions",
             padding=self.schema.Padding.VALID,
             strideH=op.stride[0],
             strideW=op.stride[1],
             dilationHFactor=op.dilation[0],
             dilationWFactor=op.dilation[1],
+            fusedActivationFunction=self._fused(op, op.clamp),
+            **options,
         )
 
-    def _max_pool(self, op: MaxPool, source: int, output: int) -> None:
+    def _fused(self, op: Operator, clamp: Pair) -> int:
+        """The fused activation that bounds an operator's output so."""
+        if clamp == NO_CLAMP:
+            return self.schema.ActivationFunctionType.NONE
+        for kind in _FUSED:
+            if clamp == activation_bounds(kind, *self.graph.tensors[op.output].quantisation):
+                return getattr(self.schema.ActivationFunctionType, kind.upper())
+        raise GraphError(f"{op.name}: no fused activation of TFLite bounds values to {clamp}")
+
+    def _pool(self, op: MaxPool | AveragePool, name: str, source: int, output: int) -> None:
         padding = self.schema.Padding.VALID
         if op.padding != Padding() and is_same(op, self.graph.tensors[op.inputs[0]].shape):
             padding = self.schema.Padding.SAME
         elif op.padding != Padding():
+            if isinstance(op, AveragePool):
+                raise GraphError(f"{op.name}: TFLite pads an average-pool only as SAME does, not by {op.padding}")
             source = self._padded(op, source, -128)
         self._emit(
-            "MAX_POOL_2D",
+            name,
             [source],
             output,
             "Pool2DOptions",
@@ -211,6 +252,7 @@ class _Writer:
             strideW=op.stride[1],
             filterHeight=op.kernel[0],
             filterWidth=op.kernel[1],
+            fusedActivationFunction=self._fused(op, op.clamp),
         )
 
     def _table(self, op: Activation, source: int, output: int) -> None:

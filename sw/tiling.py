@@ -5,7 +5,8 @@ and within a block over *groups*: as many pixels as half the accumulator holds.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from hw.spec.commands import PARAMETER_LINES, TABLE_BYTES
 from hw.spec.config import NpuConfig
@@ -56,13 +57,15 @@ class SourcePlan:
     block_stride: int
     pixel_stride: int
     loop_taps: int
+    in_blocks: int
+    """Most blocks of input channels that a command reads."""
     left: int = 0
     right: int = 0
 
     @property
     def tiles(self) -> int:
-        """Weight tiles in one kernel row."""
-        return (1 if self.source.packed else self.layout.blocks) * self.loop_taps
+        """Most weight tiles in one kernel row."""
+        return self.in_blocks * self.loop_taps
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,6 +85,8 @@ class StepPlan:
     slots: dict[str, int]
     cycles: int
     """Estimate that the choice was made by."""
+    averages: tuple[int, ...] = ()
+    """Of an averaging step, the numbers of pixels inside the window that occur."""
 
     @property
     def out_blocks(self) -> int:
@@ -92,16 +97,45 @@ class StepPlan:
         return input_rows(self.step, plan.source, plan.layout.height, tile)
 
     def groups(self, tile: Rows) -> Iterator[Group]:
-        for row in range(tile.first, tile.last, self.group_rows):
-            for column in range(0, self.output.width, self.group_columns):
-                yield Group(
-                    Rows(row, min(row + self.group_rows, tile.last)),
-                    Rows(column, min(column + self.group_columns, self.output.width)),
-                )
+        """Pixels of one command each; those of an averaging step are all divided by the same number."""
+        for rows in _cut(tile, self._borders(0, tile.last), self.group_rows):
+            for columns in _cut(Rows(0, self.output.width), self._borders(1, self.output.width), self.group_columns):
+                yield Group(rows, columns)
+
+    def _borders(self, axis: int, size: int) -> list[int]:
+        step, source = self.step, self.sources[0].layout
+        if not isinstance(step, ConvolveStep) or not step.average:
+            return []
+        inside = pixels_inside(step, axis, (source.height, source.width)[axis], size)
+        return [position for position in range(1, size) if inside[position] != inside[position - 1]]
+
+    def average(self, group: Group) -> int:
+        """Number that an averaging step divides a group's sums by."""
+        step, source = self.step, self.sources[0].layout
+        assert isinstance(step, ConvolveStep)
+        down = pixels_inside(step, 0, source.height, group.rows.first + 1)[-1]
+        across = pixels_inside(step, 1, source.width, group.columns.first + 1)[-1]
+        return down * across
 
     @property
     def scratchpad_bytes(self) -> int:
         return sum(self.slots[ring] * self.slot_bytes[ring] for ring in self.slots)
+
+
+def _cut(whole: Rows, borders: Sequence[int], most: int) -> Iterator[Rows]:
+    """Pieces of at most ``most``, none across a border."""
+    edges = [whole.first, *(border for border in borders if whole.first < border < whole.last), whole.last]
+    for first, last in itertools.pairwise(edges):
+        for start in range(first, last, most):
+            yield Rows(start, min(start + most, last))
+
+
+def pixels_inside(step: ConvolveStep, axis: int, size: int, outputs: int) -> list[int]:
+    """How many pixels of the window of each of the first ``outputs`` outputs are inside an input of ``size`` pixels,
+    along one axis."""
+    before = (step.padding.top, step.padding.left)[axis]
+    firsts = [position * step.stride[axis] - before for position in range(outputs)]
+    return [min(first + step.kernel[axis], size) - max(first, 0) for first in firsts]
 
 
 def geometry(step: Step) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -193,8 +227,6 @@ class Tiler:
         """Cycles that each output pixel takes."""
         if isinstance(step, PoolStep):
             return step.kernel[0] * step.kernel[1]
-        if step.diagonal:
-            return 1
         return sum(plan.tiles * step.kernel[0] for plan in self._sources(step, Rows(0, 1)))
 
     def _sources(self, step: Step, largest: Rows) -> tuple[SourcePlan, ...]:
@@ -216,10 +248,14 @@ class Tiler:
                 pixels = step.padding.left + layout.width + right
                 stride = -(-pixels * source.channels // word) * word
                 plan = SourcePlan(
-                    source, layout, offset, stride, 0, source.channels, loop_taps, step.padding.left, right
+                    source, layout, offset, stride, 0, source.channels, loop_taps, 1, step.padding.left, right
                 )
             else:
-                plan = SourcePlan(source, layout, offset, layout.row_bytes, layout.block_bytes, n, kernel_width)
+                depth = layout.blocks
+                if isinstance(step, ConvolveStep) and step.groups > 1:
+                    outputs = blocks(len(step.weights), n)
+                    depth = max(step.input_blocks(n, block)[1] for block in range(outputs))
+                plan = SourcePlan(source, layout, offset, layout.row_bytes, layout.block_bytes, n, kernel_width, depth)
             plans.append(plan)
             offset += -(-rows * plan.row_stride // word) * word
         return tuple(plans)
@@ -246,7 +282,8 @@ class Tiler:
         commands = len(tiles) * output.blocks * -(-tile_rows // rows) * -(-output.width // columns)
         slot_bytes["output"] = group_bytes
         ring_slots["output"] = min(slots, commands)
-        slot_bytes["weights"] = self._weight_bytes(step, sources)
+        averages = self._averages(step, output)
+        slot_bytes["weights"] = self._weight_bytes(step, sources, max(len(averages), 1))
         resident = False
         if isinstance(step, PoolStep):
             ring_slots["weights"] = 1
@@ -278,14 +315,23 @@ class Tiler:
             slot_bytes,
             ring_slots,
             self._estimate(step, sources, output, tiles, rows, columns, slot_bytes, resident or len(tiles) == 1, slots),
+            averages,
         )
 
-    def _weight_bytes(self, step: Step, sources: tuple[SourcePlan, ...]) -> int:
+    def _averages(self, step: Step, output: TensorLayout) -> tuple[int, ...]:
+        if not isinstance(step, ConvolveStep) or not step.average:
+            return ()
+        layout = self.layout(step.sources[0])
+        down = set(pixels_inside(step, 0, layout.height, output.height))
+        across = set(pixels_inside(step, 1, layout.width, output.width))
+        return tuple(sorted({i * j for i in down for j in across}))
+
+    def _weight_bytes(self, step: Step, sources: tuple[SourcePlan, ...], variants: int) -> int:
         n = self.config.array.n
-        tiles = 0
+        lines = 0
         if isinstance(step, ConvolveStep):
-            tiles = 1 if step.diagonal else sum(plan.tiles * step.kernel[0] for plan in sources)
-        size = PARAMETER_LINES * n + tiles * n * n
+            lines = sum(plan.tiles * step.kernel[0] for plan in sources) * (1 if step.diagonal else n)
+        size = variants * (PARAMETER_LINES + lines) * n
         return -(-size // self.config.word_bytes) * self.config.word_bytes
 
     def _estimate(
