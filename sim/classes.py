@@ -88,6 +88,16 @@ def is_classifier(model: Model) -> bool:
     )
 
 
+def count(model: Model) -> int | None:
+    """Number of a detector's or classifier's classes; None for other networks."""
+    decoded, raw = rows(model), heads(model)
+    if raw is not None:
+        return _hwc(raw[0])[2] // len(ANCHORS[0]) - 5
+    if decoded is not None:
+        return decoded.shape[-1] - 5
+    return math.prod(model.outputs[0].shape) if is_classifier(model) else None
+
+
 def meaning(model: Model, outputs: Values) -> Detections | Classification | None:
     """What the outputs say; None for a network that is neither a YOLOv5 detector nor a classifier."""
     raw = heads(model)

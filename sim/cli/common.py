@@ -81,9 +81,13 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 def model_options(default_size: str) -> typing.Callable[[typing.Callable[..., typing.Any]], typing.Any]:
-    """``--model``, ``--size`` and ``--host-fallback``, given to the command as ``workload``; ``--npu``, ``--set``."""
+    """``--model``, ``--size`` and ``--host-fallback``, given to the command as ``workload``; ``--npu``, ``--set``.
+
+    The command is ``guarded``.
+    """
 
     def decorate(command: typing.Callable[..., typing.Any]) -> typing.Any:
+        @guarded
         @functools.wraps(command)
         def wrapper(*, model: str, size: str | None, host_fallback: bool, **others: typing.Any) -> typing.Any:
             workload = find_workload(model, size, default_size=default_size, host_fallback=host_fallback)

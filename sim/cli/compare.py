@@ -14,7 +14,6 @@ from sim.cli.common import (
     configuration,
     console,
     fail,
-    guarded,
     model_options,
     output_folder,
     policies,
@@ -45,7 +44,6 @@ WORKERS = 2
     help="Folder for results.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of tables.")
-@guarded
 def compare(
     workload: Workload,
     npu: str,

@@ -5,7 +5,7 @@ import pathlib
 import click
 
 from hw.spec.commands import Engine
-from sim.cli.common import configuration, console, guarded, model_options, one_policy, output_folder
+from sim.cli.common import configuration, console, model_options, one_policy, output_folder
 from sim.pipeline import compile_model
 from sim.workload import Workload
 
@@ -21,7 +21,6 @@ from sim.workload import Workload
     metavar="DIR",
     help="Folder for the image.",
 )
-@guarded
 def compile_command(workload: Workload, npu: str, settings: dict[str, str], buffers: str, out: pathlib.Path) -> None:
     """Compile a network to program images, one for each of its parts that run on the NPU."""
     config = configuration(npu, settings)

@@ -34,10 +34,17 @@ class Asked:
         names = classes.read_labels(labels) if labels is not None else None
         return cls(read_picture(image) if image is not None else None, out, names)
 
+    def check(self, model: Model) -> None:
+        """Refuse what this model's outputs cannot mean, before anything long starts."""
+        count = classes.count(model)
+        if count is None and (self.out is not None or self.labels is not None):
+            option = "--draw" if self.out is not None else "--labels"
+            fail(f"{option} is for YOLOv5 detectors and for classifiers; the outputs of {model.name} are of neither")
+        if count is not None and self.labels is not None and len(self.labels) < count:
+            fail(f"the labels have {len(self.labels):,} lines, but {model.name} has {count:,} classes")
+
     def inputs(self, model: Model) -> Values:
         """What the model is to work on: the picture, whole for a detector, its middle for others; else a default."""
-        if self.out is not None and not (classes.is_detector(model) or classes.is_classifier(model)):
-            fail(f"--draw is for YOLOv5 detectors and for classifiers, and the outputs of {model.name} are of neither")
         if self.picture is None:
             return model_inputs.default(model)
         values, self.placement = model_inputs.of_picture(model, self.picture, cropped=not classes.is_detector(model))
@@ -49,7 +56,7 @@ class Asked:
             return None
         found = classes.meaning(model, outputs)
         if isinstance(found, Detections):
-            names = self.labels or (COCO if _classes(model) == len(COCO) else ())
+            names = self.labels or (COCO if classes.count(model) == len(COCO) else ())
             detections = list(found.found)
             if self.picture is not None and self.placement is not None:
                 detections = to_picture(detections, self.placement, *self.picture.shape[:2])
@@ -57,17 +64,6 @@ class Asked:
         if isinstance(found, Classification):
             return Answer(self, self.labels or (), classification=found)
         return None
-
-
-def _classes(model: Model) -> int:
-    """Number of a detector's classes."""
-    rows = classes.rows(model)
-    if rows is not None:
-        return rows.shape[-1] - 5
-    heads = classes.heads(model)
-    assert heads is not None
-    port = heads[0]
-    return port.shape[1 if port.channels_first else 3] // 3 - 5
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import click
 
 from hw.spec.config import NpuConfig
 from sim import report
-from sim.cli.common import configuration, console, guarded, model_options, one_policy
+from sim.cli.common import configuration, console, model_options, one_policy
 from sim.pipeline import compile_model
 from sim.workload import Workload
 from sw.compiler import Compiled
@@ -18,7 +18,6 @@ from sw.program import Program
 @model_options("640x640")
 @click.option("--buffers", default="pingpong", show_default=True, metavar="POLICY", help="Buffer policy.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@guarded
 def plan(workload: Workload, npu: str, settings: dict[str, str], buffers: str, as_json: bool) -> None:
     """Show the memory plan: rings in the scratchpad, tensors in the arena."""
     config = configuration(npu, settings)

@@ -15,7 +15,6 @@ from sim.cli.common import (
     console,
     errors,
     fail,
-    guarded,
     model_options,
     one_policy,
     output_folder,
@@ -65,7 +64,6 @@ CHECKS = ("stored", "all")
 @click.option("--csv", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the per-layer table.")
 @click.option("--out", type=click.Path(path_type=pathlib.Path), metavar="DIR", help="Write results.json there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of tables.")
-@guarded
 def run(
     workload: Workload,
     npu: str,
@@ -99,6 +97,7 @@ def run(
     asked = Asked.read(image, draw, labels)
     with Work() as work:
         model = workload.load()
+        asked.check(model)
         if arrays is not None:
             inputs = model_inputs.of_file(model, arrays)
         else:

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from sw.reader.model import Array
+from sw.reader.model import Array, ModelError
 from sw.reader.onnx_file import OnnxFile, OnnxNode
 
 CLAMPS = ("Relu", "Clip")
@@ -127,11 +127,13 @@ class Groups:
                 continue
             scale, point = parameters
             integer = node.outputs[0] if node.kind == "QuantizeLinear" else node.input(0)
+            if not bool(np.all(np.isfinite(scale) & (scale > 0))):
+                raise ModelError(f"{self.file.place(node)}: a scale of {integer!r} is not positive and finite")
             if integer in self.file.constants:
                 axis = int(node.attributes.get("axis", 1))
                 data = self.file.constants[integer]
                 good = scale.size == 1 or (-data.ndim <= axis < data.ndim and data.shape[axis] == scale.size)
-                if good and bool(np.all(np.isfinite(scale))):
+                if good:
                     self.constants[node.outputs[0]] = DequantisedConstant(data, scale, point, axis % max(data.ndim, 1))
                 continue
             if scale.size != 1 or point.dtype.name not in ("int8", "uint8"):

@@ -5,7 +5,6 @@ array ``input_0`` … for each. An answer has the ``model`` with all shapes, or 
 """
 
 import json
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sw.reader.messages import Message, serve, text
-from sw.reader.worker import MOST_BYTES
+from sw.reader.worker import confine
 
 
 def _answer(request: Message) -> Mapping[str, Any]:
@@ -66,8 +65,7 @@ def _older_operators(model: Any) -> list[type]:
 
 def main() -> None:
     """Answer until the other side closes."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine()
     serve(sys.stdin.buffer, sys.stdout.buffer, _answer)
 
 

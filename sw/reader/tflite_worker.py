@@ -5,7 +5,6 @@ answer describes all tensors as JSON in ``text``, or has an array ``output_0`` â
 """
 
 import json
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sw.reader.messages import Message, serve
-from sw.reader.worker import MOST_BYTES
+from sw.reader.worker import confine
 
 
 def _answer(request: Message) -> Mapping[str, Any]:
@@ -40,10 +39,7 @@ def _answer(request: Message) -> Mapping[str, Any]:
 
 def main() -> None:
     """Answer until the other side closes."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)  # where there is one already, it cannot be raised
-    limit = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine()
     serve(sys.stdin.buffer, sys.stdout.buffer, _answer)
 
 

@@ -1,7 +1,9 @@
 """A process of its own for a runtime that a file may bring down, or that may never end."""
 
 import atexit
+import contextlib
 import pathlib
+import resource
 import select
 import subprocess
 import sys
@@ -17,6 +19,14 @@ _ROOT = pathlib.Path(__file__).parent.parent.parent
 _START = "import sys; sys.path.insert(0, sys.argv[1]); import importlib; importlib.import_module(sys.argv[2]).main()"
 MOST_BYTES = 12 << 30
 """Of address space, lest a file of absurd shapes take the machine's memory."""
+
+
+def confine() -> None:
+    """Called by a worker's process: bounds its memory, and leaves no core files."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)  # where there is one already, it cannot be raised
+    limit = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 class Worker:
@@ -63,7 +73,9 @@ class Worker:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                # What the process did not read is still to be written.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def _exchange(self, request: Mapping[str, Any], seconds: float) -> Message | None:
         process = self._process

@@ -51,7 +51,7 @@ def test_a_mismatch_is_exit_code_1_and_names_the_first_place(monkeypatch):
     from sim import golden
 
     real = golden.run
-    monkeypatch.setattr("sim.cli.run.golden_model.run", wrong)
+    monkeypatch.setattr("sim.pipeline.golden_model.run", wrong)
     result = invoke("run", *SMALL, "--check")
     assert result.exit_code == 1
     assert "tensor model.1 differs in 1 values, first at row 2, column 3, channel 5" in result.output
@@ -70,7 +70,7 @@ def test_plan_compile_and_disasm(tmp_path):
     result = invoke("plan", *SMALL)
     assert result.exit_code == 0
     assert "lower bound" in result.output
-    plan = json.loads(invoke("plan", *SMALL, "--json").output)
+    (plan,) = json.loads(invoke("plan", *SMALL, "--json").output)["programs"]
     assert plan["arena_peak_bytes"] >= plan["arena_lower_bound_bytes"] > 0
     assert invoke("compile", *SMALL, "--out", tmp_path).exit_code == 0
     (image,) = tmp_path.iterdir()
