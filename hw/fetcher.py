@@ -141,7 +141,11 @@ class Fetcher(wiring.Component):
             with m.Else():
                 m.d.sync += limit.eq(self.program_commands - left)
         with m.If(stop_asking):
-            m.d.sync += asking.eq(0)
+            # An item that is asked for in part must still arrive as a whole, or what waits for it waits for ever.
+            with m.If(next_burst == 0):
+                m.d.sync += asking.eq(0)
+            with m.Else():
+                m.d.sync += left.eq(1)
 
         # --- arrivals: beats fill a row
         beat_data = self.memory.data

@@ -303,6 +303,29 @@ def test_nothing_is_asked_beyond_an_end_that_has_arrived() -> None:
     simulate(config, 2000, main, bench.monitor, memory.run)
 
 
+@pytest.mark.parametrize("what", ["end", "bad entry", "bad command"])
+def test_an_item_that_is_asked_for_in_part_arrives_as_a_whole(what: str) -> None:
+    """Its first beats come while bursts of it are still to be asked for, and stop the asking."""
+    config = load_config("tiny", {"dma.bus_bits": "32", "dma.burst_beats": "2"})
+    rng = random.Random(seed())
+    memory = Memory(config, rng, latency=1)
+    bench = Bench(config, rng, memory)
+
+    async def main(dut: Fetcher, ctx) -> None:
+        memory.fill(PROGRAM, random_program(rng, 3, 0 if what == "end" else 2))
+        bench.job(0)
+        memory.bad.update({"bad entry": [JOB_RING], "bad command": [PROGRAM]}.get(what, []))
+        ctx.set(dut.commands.ready, 1)
+        ctx.set(dut.engine_idle, 1)
+        await bench.start(dut, ctx, 0, 3)
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        kinds = {"end": ["entry", "command"], "bad entry": ["fault"], "bad command": ["entry", "fault"]}
+        assert [kind for _, kind, _ in bench.events] == kinds[what]
+
+    simulate(config, 2000, main, bench.monitor, memory.run)
+
+
 @pytest.mark.parametrize("what", ["job ring", "program"])
 @pytest.mark.parametrize("place", [1 << 36, 1 << 40, 1 << 47, (1 << 48) - 512, (1 << 36) - 256])
 def test_nothing_is_asked_beyond_the_address_space(what: str, place: int) -> None:
