@@ -77,6 +77,8 @@ def save(path: pathlib.Path, outputs: Values) -> None:
 
 
 def _load(path: pathlib.Path) -> Array | Mapping[str, Array]:
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot read {path}: it is no file")
     try:
         content = np.load(path, allow_pickle=False)
         if isinstance(content, np.ndarray):

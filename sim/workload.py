@@ -107,6 +107,9 @@ def find_workload(
         raise WorkloadError(f"unknown model {model!r}; known: {', '.join(variants)}, FILE.tflite, FILE.onnx")
     if size is not None:
         raise WorkloadError(f"--size is for networks that Rondo builds; {path.name} says its own size")
+    if path.exists() and not path.is_file():
+        # A pipe would be waited for, and a device has no end.
+        raise WorkloadError(f"cannot read {path}: it is no file")
     try:
         with path.open("rb"):
             pass

@@ -12,8 +12,7 @@ Quantisation = tuple[float, int]
 """Scale and zero point of a tensor."""
 
 ACTIVATIONS = ("silu", "sigmoid", "relu", "relu6", "hard_swish", "tanh", "table")
-"""Kinds of activation that a graph may name; each has a table builder in `hw.spec.numerics`, but for `table`, which is
-any function that a model composes of several operators."""
+"""Kinds of activation that a graph may name; `table` is any function that a model composes of several operators."""
 
 NO_CLAMP: Pair = (-128, 127)
 """Bounds of an operator without a fused activation."""

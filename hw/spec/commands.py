@@ -262,21 +262,31 @@ assert COMPLETION.size == COMPLETION_BYTES * 8
 
 
 class Fault(enum.IntEnum, shape=8):
-    """Why a job failed."""
+    """Why a job failed.
+
+    The faulty command commits nothing, and its engine begins none after it. The other engines end the jobs before, and
+    in the failed one stop after a command. When all are quiet the job's completion is written with code, engine and
+    command, and the NPU is stopped until CONTROL.RESUME, which goes on with the next job. What the failed job wrote is
+    undefined.
+    """
 
     NONE = 0
     OPCODE = 1
-    """Illegal opcode, or one that this stream may not hold."""
+    """Issue unit of any engine: an opcode that does not exist, or that this stream may not hold."""
     RING = 2
-    """A ring or cursor that does not exist or is not active, or more slots than the ring has."""
+    """Issue unit of any engine: an operand names a ring or cursor that does not exist; or, once no cursor of any ring
+    can move any more, a ring that is not configured, a cursor that is not active, or more slots than the ring has."""
     FIELD = 3
-    """A field of the body out of range."""
+    """Issue unit of any engine: a field of the body out of range, flags that exclude each other, an operand that the
+    command addresses but does not use, or one whose offset or step is longer than its ring."""
     ADDRESS = 4
-    """A DRAM address outside its base register's buffer."""
+    """Load and store engine: a LOAD or STORE leaves its base register's buffer or the address space. Its bursts before
+    that may be moved."""
     BUS = 5
-    """The bus answered a transfer with an error."""
+    """Load and store engine: the bus answered a burst of a LOAD or STORE with an error. Others of it may be moved."""
     FETCH = 6
-    """The bus answered a command or job fetch with an error, or a stream ran past its end."""
+    """Fetcher of any engine: a command or job ring entry that the bus answered with an error, or beyond the address
+    space; or the stream ran past its end. ``command`` is 0 for the entry, the stream's length past its end."""
 
 
 SIGNED = frozenset(

@@ -1,13 +1,15 @@
 """Reads a TFLite file: which of its operators become programs for the NPU, and which the host runs."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from functools import partial
 
-from sw.operators import Tensor
+from sw.graph import Graph
+from sw.operators import GraphError, Tensor
 from sw.reader.fold import Roots, fold
 from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
-from sw.reader.nodes import Node, Pointwise
+from sw.reader.nodes import Node, Pad, Pointwise, Reshape
 from sw.reader.partition import Part, Role
 from sw.reader.stages import Candidate, make_stages
 from sw.reader.support import Unsupported
@@ -62,6 +64,8 @@ class _Reader:
                 # A function of two tensors becomes a table only where both are functions of one.
                 if isinstance(nodes[-1], Pointwise) and roots.common(nodes[-1].inputs) is None:
                     raise Unsupported("the NPU has no such operator for tensors that are no functions of one")
+                for node in nodes:
+                    _check_fit(node, tensors)
             except Unsupported as reason:
                 self.reasons[op.number] = str(reason)
                 continue
@@ -77,6 +81,7 @@ class _Reader:
 
     def model(self) -> Model:
         """Cut, fold, and bind."""
+        self._check_quantised()
         candidates = [
             Candidate(
                 self.file.place(op),
@@ -105,6 +110,17 @@ class _Reader:
             tuple(self._port(number) for number in outputs),
             stages,
         )
+
+    def _check_quantised(self) -> None:
+        """Say so in plain words when a network cannot use the NPU because its numbers are no int8."""
+        if any(OPERATORS[self.file.operators[number].kind].role in (Role.HEAVY, Role.LIGHT) for number in self.nodes):
+            return
+        for op in self.file.operators:
+            if op.kind in OPERATORS and OPERATORS[op.kind].role is Role.HEAVY and op.inputs and op.inputs[0] >= 0:
+                tensor = self.file.tensors[op.inputs[0]]
+                if tensor.dtype != "int8":
+                    what = f"{self.file.place(op)} reads tensor {tensor.name!r}, which is {tensor.dtype}"
+                    raise ModelError(f"the network is not quantised to int8: {what}")
 
     def _key(self, number: int) -> str:
         return self.translator.key(number)
@@ -140,6 +156,17 @@ class _Reader:
         expected = [(self.file.tensors[n].shape, self.file.tensors[n].dtype) for n in outputs]
         run = partial(_run_host, model, part.inputs, part.outputs, expected, names)
         return HostStage(part.inputs, part.outputs, names, run)
+
+
+def _check_fit(node: Node, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ``Unsupported`` if a graph would refuse the operator by itself, say for its range of numbers."""
+    if isinstance(node, Pad | Pointwise | Reshape):
+        return
+    ends = {key: dataclasses.replace(tensors[key], name=key) for key in (*node.inputs, node.output)}
+    try:
+        Graph("operator", tuple(dict.fromkeys(node.inputs)), (node.output,), ends, [node])
+    except GraphError as error:
+        raise Unsupported(str(error).removeprefix(f"{type(node).__name__} {node.name}: ")) from None
 
 
 def _run_host(

@@ -211,6 +211,8 @@ class TfliteFile:
                 raise ModelError(f"{place} names tensor {tensor}, which does not exist")
         if not outputs:
             raise ModelError(f"{place} makes nothing")
+        if op.intermediates is not None and len(op.intermediates):
+            raise ModelError(f"{place} has intermediate tensors; that is not supported")
         return FileOperator(number, kind, inputs, outputs, op.builtinOptions)
 
     def _check_order(self) -> None:
@@ -251,30 +253,41 @@ class TfliteFile:
         outputs: Sequence[int],
         shapes: Mapping[int, tuple[int, ...]] | None = None,
     ) -> bytes:
-        """A file with some of the operators; ``shapes`` replaces those of tensors."""
+        """A file with some of the operators and only what they need; ``shapes`` replaces those of tensors."""
+        used = {*inputs, *outputs}
+        for number in operators:
+            used.update(self.operators[number].inputs, self.operators[number].outputs)
+        used.discard(-1)
+        place = {number: position for position, number in enumerate(sorted(used))}
+        place[-1] = -1
         model: Any = copy.copy(self._model)
         graph: Any = copy.copy(self._graph)
-        graph.inputs, graph.outputs = list(inputs), list(outputs)
-        graph.operators = [self._graph.operators[number] for number in operators]
-        used = {n for number in operators for n in (*self.operators[number].inputs, *self.operators[number].outputs)}
-        used.update(inputs, outputs)
+        graph.inputs, graph.outputs = [place[n] for n in inputs], [place[n] for n in outputs]
+        graph.operators = [self._moved(number, place) for number in operators]
         graph.tensors = []
-        for number, tensor in enumerate(self._graph.tensors):
-            tensor = copy.copy(tensor)
+        model.buffers = [schema.BufferT()]  # the first is empty by convention
+        buffers = {0: 0}
+        for number in sorted(used):
+            tensor = copy.copy(self._graph.tensors[number])
+            if tensor.buffer not in buffers:
+                buffers[tensor.buffer] = len(model.buffers)
+                model.buffers.append(self._model.buffers[tensor.buffer])
+            tensor.buffer = buffers[tensor.buffer]
             if shapes and number in shapes:
                 tensor.shape, tensor.shapeSignature = list(shapes[number]), None
-            if number not in used:
-                tensor.buffer, tensor.shape, tensor.quantization = 0, [1], None
             graph.tensors.append(tensor)
-        needed = {0, *(tensor.buffer for tensor in graph.tensors)}
-        model.buffers = [
-            buffer if number in needed else schema.BufferT() for number, buffer in enumerate(self._model.buffers)
-        ]
         model.subgraphs = [graph]
         model.signatureDefs, model.metadata, model.metadataBuffer = None, None, None
         builder = flatbuffers.Builder(1 << 16)
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+    def _moved(self, number: int, place: Mapping[int, int]) -> Any:
+        """An operator of the schema whose tensors have other numbers."""
+        moved: Any = copy.copy(self._graph.operators[number])
+        moved.inputs = [place[n] for n in self.operators[number].inputs]
+        moved.outputs = [place[n] for n in self.operators[number].outputs]
+        return moved
 
 
 def _text(raw: Any, errors: str = "replace") -> str:

@@ -39,6 +39,7 @@ def files(tmp_path_factory):
     (folder / "few.txt").write_text("cat\ndog\n")
     (folder / "broken.tflite").write_bytes(NETWORKS["resnet8"](0)[:5000])
     (folder / "text.onnx").write_text("this is no model")
+    (folder / "device.tflite").symlink_to("/dev/zero")
     rng = np.random.default_rng(0)
     (inputs,) = random_inputs(NETWORKS["keyword_spotter"](0), rng).values()
     np.save(folder / "inputs.npy", inputs)
@@ -130,6 +131,8 @@ BAD = {
     "text": (["compile", "--model", "{files}/text.onnx"], "text.onnx: "),
     "suffix": (["plan", "--model", "{files}/labels.txt"], "unknown model"),
     "folder": (["plan", "--model", "{files}"], "unknown model"),
+    "device": (["plan", "--model", "{files}/device.tflite"], "it is no file"),
+    "device as input": (["run", "--model", "{files}/keyword_spotter.tflite", "--input", "/dev/zero"], "it is no file"),
     "size": (["plan", "--model", "{files}/resnet8.tflite", "--size", "64x64"], "says its own size"),
     "fallback": (["plan", "--host-fallback"], "--host-fallback is for model files"),
     "image and input": (["run", "--image", "a.png", "--input", "b.npy"], "exclude each other"),

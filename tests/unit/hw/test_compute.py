@@ -107,7 +107,9 @@ class Builder:
             f.setdefault("residual", int(r.random() < 0.4))
             f.setdefault("load_table", int(r.random() < 0.4))
         for clamp in ("clamp", "add_clamp"):
-            low, high = sorted((r.randint(-128, 127), r.randint(-128, 127)))
+            low, high = r.randint(-128, 127), r.randint(-128, 127)
+            if r.random() < 0.8:  # otherwise they may cross
+                low, high = min(low, high), max(low, high)
             if r.random() < 0.6:
                 low, high = -128, 127
             f = {f"{clamp}_low": low, f"{clamp}_high": high} | f

@@ -57,7 +57,7 @@ BAD: dict[Opcode, list[Values]] = {
     Opcode.CONVOLVE: [
         {"out_width": 0}, {"out_rows": 0}, {"kernel_width": 0}, {"kernel_height": 0}, {"in_blocks": 0},
         {"out_rows": 9}, {"out_width": 32768, "out_rows": 32768}, {"out_width": HALF + 1, "out_rows": 1},
-        *({name: stride} for name in STRIDES for stride in (2 * SIZE, 1 << 31)),
+        *({name: stride} for name in STRIDES for stride in (2 * SIZE, 1 << 31)), {"diagonal": 1, "maximum": 1},
     ],
 }  # fmt: skip
 for _opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
@@ -74,7 +74,7 @@ FINE: dict[Opcode, list[Values]] = {
     ],
     Opcode.CONVOLVE: [
         {"out_width": HALF, "out_rows": 1}, {"out_width": 1, "out_rows": HALF},
-        dict.fromkeys(STRIDES, 2 * SIZE - 1) | {"in_blocks": 1},
+        dict.fromkeys(STRIDES, 2 * SIZE - 1) | {"in_blocks": 1}, {"diagonal": 1}, {"maximum": 1},
     ],
 }  # fmt: skip
 
@@ -339,9 +339,11 @@ def random_command(rng: random.Random, engine: Engine, index: int, places: list[
         elif rng.random() < 0.01:
             operand["offset"] = rng.choice([places[ring].ring_bytes + 1, (1 << 26) - 1])
         operands.append(operand)
-    for bit in ("accumulate_last", "maximum", "load_table", "residual"):
+    for bit in ("accumulate_last", "maximum", "load_table", "residual", "diagonal"):
         if opcode == Opcode.CONVOLVE and rng.random() < 0.2:
             body[bit] = 1
+    if body.get("diagonal") and body.get("maximum"):
+        verdict = Fault.FIELD
     if verdict == Fault.NONE and opcode in (Opcode.LOAD, Opcode.FILL, Opcode.STORE):
         room = max(1, places[operands[0]["ring"] % 5].ring_bytes)
         if rng.random() < 0.05:

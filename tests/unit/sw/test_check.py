@@ -208,11 +208,30 @@ ALL = {"load_table": 1, "residual": 1}
 FIRST, LAST = {"accumulate_last": 0}, {"accumulate_first": 0}
 
 
-@pytest.mark.parametrize("tiles", [({},), (ALL,), (FIRST, LAST), ({"maximum": 1},)])
+@pytest.mark.parametrize("tiles", [({},), (ALL,), (FIRST, LAST), ({"maximum": 1},), ({"diagonal": 1},)])
 def test_hand_written_tiles_pass(tiles):
     streams = _hand(*tiles)
     check_streams(streams, BUFFERS, CONFIG)
     check_command_lengths(streams, CONFIG)
+
+
+def test_diagonal_weights_for_a_maximum():
+    _fails(r"compute command 0 \(CONVOLVE\) has diagonal weights for a maximum", {"diagonal": 1, "maximum": 1})
+
+
+@pytest.mark.parametrize(
+    ("tiles", "lines"),
+    [
+        ([{"diagonal": 1}], 9 + 1),
+        ([{"diagonal": 1, "kernel_height": 3}], 9 + 3),
+        ([FIRST | {"diagonal": 1, "kernel_height": 20}, LAST | {"diagonal": 1}], 20),
+        ([FIRST | {"diagonal": 1}, LAST], 9 + N),
+    ],
+)
+def test_a_diagonal_tile_is_one_line(tiles, lines):
+    """A slot of just these lines is enough; a byte less is not."""
+    check_streams(_hand(*tiles, slot_bytes={WEIGHTS: lines * N}), BUFFERS, CONFIG)
+    _fails("reads weights beyond the slots that it acquired", *tiles, slot_bytes={WEIGHTS: lines * N - 1})
 
 
 @pytest.mark.parametrize("loop", ["out_width", "out_rows", "kernel_width", "kernel_height", "in_blocks"])
@@ -506,6 +525,7 @@ def _window(taps, width):
         ([_window(60, 1)], 60 * (N + 1)),
         ([_window(5, 64)], 5 * 64),
         ([_window(150, 1) | {"maximum": 1}], 150 * 2),
+        ([_window(150, 1) | {"diagonal": 1}], 150 * 2),
         ([_window(40, 1) | FIRST, _window(20, 1) | LAST], 60 * (N + 1)),
     ],
 )
