@@ -10,8 +10,9 @@ from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuSta
 from sw.reader.nodes import Node, Pointwise
 from sw.reader.onnx_file import OnnxFile, OnnxNode, read_file
 from sw.reader.onnx_groups import Group, Groups
-from sw.reader.onnx_operators import Translator
+from sw.reader.onnx_operators import nodes_of, role
 from sw.reader.onnx_runtime import onnx_runtime
+from sw.reader.onnx_translator import Translator
 from sw.reader.partition import Part, Role
 from sw.reader.stages import Candidate, make_stages
 from sw.reader.support import Unsupported
@@ -67,7 +68,7 @@ class _Reader:
         reasons = dict(self.groups.reasons)
         for number, group in self.groups.groups.items():
             try:
-                nodes = self.translator.nodes(group)
+                nodes = nodes_of(self.translator, group)
                 tensors |= {name: self.translator.tensor(name) for name in (*group.inputs, group.output)}
                 tensors |= self.translator.extras
                 if isinstance(nodes[-1], Pointwise) and roots.common(nodes[-1].inputs) is None:
@@ -90,7 +91,7 @@ class _Reader:
                         group.output,
                         group.inputs,
                         (group.output,),
-                        self.translator.role(group),
+                        role(group),
                         translated[node.number],
                         group.core is not None and group.core.kind in BORDER_KINDS,
                     )
@@ -101,12 +102,12 @@ class _Reader:
 
     def _blame(self, group: Group, reason: str, reasons: dict[int, str]) -> None:
         for number in group.numbers:
-            if self.file._all[number].kind != "DequantizeLinear":
+            if self.file.all_nodes[number].kind != "DequantizeLinear":
                 reasons.setdefault(number, reason)
 
     def _group_place(self, group: Group) -> str:
-        numbers = [n for n in group.numbers if self.file._all[n].kind not in ("QuantizeLinear", "DequantizeLinear")]
-        node = group.core or self.file._all[numbers[-1] if numbers else group.numbers[-1]]
+        numbers = [n for n in group.numbers if self.file.all_nodes[n].kind not in ("QuantizeLinear", "DequantizeLinear")]
+        node = group.core or self.file.all_nodes[numbers[-1] if numbers else group.numbers[-1]]
         return self.file.place(node)
 
     def _constant(self, node: OnnxNode) -> bool:
@@ -161,7 +162,7 @@ class _Reader:
         groups = [unit for unit in (self.units[i] for i in part.items) if isinstance(unit, Group)]
         inside = {group.output for group in groups}
         try:
-            nodes = [node for group in groups for node in self.translator.nodes(group, inside)]
+            nodes = [node for group in groups for node in nodes_of(self.translator, group, inside)]
         except Unsupported as reason:
             raise ModelError(str(reason)) from None
         names = {name for group in groups for name in (*group.inputs, group.output)}
@@ -182,7 +183,7 @@ class _Reader:
             numbers += unit.numbers if isinstance(unit, Group) else (unit.number,)
         numbers = sorted(set(numbers))
         model = self.file.submodel(numbers, part.inputs, part.outputs)
-        names = tuple(f"{self.file._all[n].kind} {n}" for n in numbers)
+        names = tuple(f"{self.file.all_nodes[n].kind} {n}" for n in numbers)
         return HostStage(part.inputs, part.outputs, names, partial(_run_host, model, part.outputs, names))
 
 

@@ -39,7 +39,7 @@ class OnnxNode:
 class OnnxFile:
     """Nodes in order, constants, shapes and types of all tensors.
 
-    Nodes that depend on constants alone are computed, and are no nodes any more.
+    Nodes that depend on constants alone are computed, and are in ``all_nodes`` only, which has every node by its number.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class OnnxFile:
         self.inputs = tuple(info.name for info in graph.input if info.name not in self.constants)
         self.outputs = tuple(dict.fromkeys(info.name for info in graph.output))
         nodes = [self._node(number, node) for number, node in enumerate(graph.node)]
-        self._all = nodes
+        self.all_nodes = nodes
         self._check_order(nodes)
         self._compute_constants(nodes)
         self.nodes = [node for node in nodes if not all(output in self.constants for output in node.outputs if output)]
@@ -178,7 +178,7 @@ class OnnxFile:
         graph = self._model.graph
         chosen = set(numbers)
         wanted = {name for number in chosen for name in graph.node[number].input}
-        for node in reversed(self._all):
+        for node in reversed(self.all_nodes):
             # Constants that are dequantised, and nodes that constants come from.
             if node.number not in chosen and not wanted.isdisjoint(node.outputs) and self._constant_node(node):
                 chosen.add(node.number)

@@ -203,12 +203,13 @@ class Groups:
         if not inputs:
             return "it reads constants alone"
         # Whoever reads something between must be one of us.
-        inner = {name for number in numbers for name in self._node(number).outputs} - {quantise.outputs[0]}
+        inner = {name for number in numbers for name in self.node(number).outputs} - {quantise.outputs[0]}
         inner -= set(self.dequantised)
         for node in self.file.nodes:
             if node.number not in numbers and not inner.isdisjoint(node.inputs):
                 return f"{self.file.place(node)} reads real numbers in the middle of it"
         return Group(None, (), tuple(inputs), quantise.outputs[0], tuple(sorted(numbers)))
 
-    def _node(self, number: int) -> OnnxNode:
-        return self.file._all[number]
+    def node(self, number: int) -> OnnxNode:
+        """A node by its number."""
+        return self.file.all_nodes[number]

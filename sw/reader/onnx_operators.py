@@ -12,135 +12,26 @@ import numpy as np
 from hw.spec.numerics import Int8Array, quantize_multiplier
 from sw.operators import (
     MAX_AVERAGE,
-    NO_CLAMP,
     Addition,
     AveragePool,
     Concatenation,
     Convolution,
-    GraphError,
     MaxPool,
     Padding,
     Pair,
     Requantisation,
-    Shape,
     Tensor,
     Upsample,
     window_output,
 )
 from sw.reader.model import Array, ModelError
 from sw.reader.nodes import Node, Pad, Pointwise, Reshape
-from sw.reader.onnx_file import OnnxFile, OnnxNode
-from sw.reader.onnx_groups import DequantisedConstant, Group, Groups
+from sw.reader.onnx_file import OnnxNode
+from sw.reader.onnx_groups import DequantisedConstant, Group
 from sw.reader.onnx_runtime import onnx_runtime
+from sw.reader.onnx_translator import Translator
 from sw.reader.partition import Role
 from sw.reader.support import LARGEST_SIDE, LARGEST_WINDOW, Support, Unsupported
-
-
-class Translator:
-    """Makes nodes of groups. Tensors are called by their names in the file."""
-
-    def __init__(self, file: OnnxFile, groups: Groups) -> None:
-        self.file = file
-        self.groups = groups
-        self.extras: dict[str, Tensor] = {}
-        self._views: dict[str, str] = {}
-        self._tensors: dict[str, Tensor] = {}
-
-    def role(self, group: Group) -> Role:
-        """What a group is on the NPU."""
-        return OPERATORS[group.core.kind].role if group.core is not None else Role.LIGHT
-
-    def nodes(self, group: Group, inside: Collection[str] | None = None) -> list[Node]:
-        """Nodes that do what a group does; the last makes its output, and is called as it.
-
-        ``inside``: outputs of the groups that are in the same program, by default all. A flattened image that the
-        program has made and flattened is in the order of ``[h, w, c]``; one that came in is in that of ``[c, h, w]``,
-        as in the file. That decides the order of the weights behind it.
-
-        Raises
-        ------
-        Unsupported
-            If the NPU cannot run it, or not with these sizes, types or scales.
-        """
-        output = self.tensor(group.output)
-        for name in group.inputs:
-            self.tensor(name)
-        if group.core is None:
-            return [_function(self, group, output)]
-        support = OPERATORS[group.core.kind]
-        assert support.translate is not None
-        nodes = support.translate(self, group, group.core, output, inside)
-        if group.clamps and not isinstance(nodes[-1], Convolution | Addition | MaxPool | AveragePool):
-            raise Unsupported(f"a {group.clamps[0].kind} behind a {group.core.kind} is not quantised between them")
-        return nodes
-
-    def tensor(self, name: str) -> Tensor:
-        """An integer tensor of the file as one of a graph."""
-        if name not in self._tensors:
-            quantised = self.groups.quantised.get(name)
-            if quantised is None:
-                raise Unsupported(f"{name!r} is not quantised as int8 or uint8 with one scale")
-            try:
-                self._tensors[name] = Tensor(name, self.shape(name), quantised.scale, quantised.zero_point)
-            except GraphError as error:
-                raise Unsupported(str(error)) from None
-        return self._tensors[name]
-
-    def shape(self, name: str) -> Shape:
-        """Height, width and channels of ``[1, c, h, w]`` or ``[1, c]``."""
-        sizes = self.file.shape(name)
-        if len(sizes) not in (2, 4) or sizes[0] != 1:
-            raise Unsupported(f"{name!r} has shape {list(sizes)}, which is neither [1, c, h, w] nor [1, c]")
-        channels, height, width = (*sizes[1:], 1, 1)[:3]
-        if max(channels, height, width) > LARGEST_SIDE:
-            raise Unsupported(f"{name!r} has shape {list(sizes)}; sides are at most {LARGEST_SIDE:,}")
-        return height, width, channels
-
-    def extra(self, name: str, shape: Shape, like: Tensor) -> str:
-        """A tensor that the file does not have, quantised as another; returns its key."""
-        self.extras[name] = Tensor(name, shape, *like.quantisation)
-        return name
-
-    def note_view(self, output: str, source: str) -> None:
-        """Remember that one tensor has another's elements."""
-        self._views[output] = source
-
-    def image_behind(self, name: str, inside: Collection[str] | None) -> Shape | None:
-        """Shape of the image that a program makes and flattens to make a tensor, if it does."""
-        image = None
-        while name in self._views and (inside is None or name in inside):
-            name = self._views[name]
-            height, width, channels = self.shape(name)
-            if height * width > 1:
-                image = height, width, channels
-        return image if inside is None or name in inside else None
-
-    def constant(self, name: str) -> Array:
-        """Real values of a constant."""
-        if name in self.groups.constants:
-            return self.groups.constants[name].real()
-        if name not in self.file.constants:
-            raise Unsupported(f"{name!r} is no constant")
-        return self.file.constants[name].astype(np.float64)
-
-    def clamp(self, group: Group, output: Tensor) -> Pair:
-        """Bounds that the Relu and Clip behind an operator put on its output."""
-        low, high = NO_CLAMP
-        for node in group.clamps:
-            bounds: list[float] = [0.0, np.inf]
-            if node.kind == "Clip":
-                bounds = [-np.inf, np.inf]
-                for side, name in enumerate(node.inputs[1:3]):
-                    if name:
-                        bounds[side] = float(self.constant(name).ravel()[0])
-            quantised = [np.clip(np.rint(b / output.scale) + output.zero_point, -128, 127) for b in bounds]
-            if np.isnan(quantised).any():
-                raise Unsupported(f"its {node.kind} has bounds that are no numbers")
-            low, high = max(low, int(quantised[0])), min(high, int(quantised[1]))
-        if low > high:
-            raise Unsupported(f"what is behind it leaves no value between {low} and {high}")
-        return low, high
-
 
 _Translate = Callable[[Translator, Group, OnnxNode, Tensor, Collection[str] | None], list[Node]]
 
@@ -398,7 +289,7 @@ def _function(t: Translator, group: Group, output: Tensor) -> Pointwise:
     """A function of each element: what it makes of the 256 values, ONNX's evaluator says itself."""
     kinds = []
     for number in group.numbers:
-        node = t.groups._node(number)
+        node = t.groups.node(number)
         kinds.append(node.kind)
         for name in node.inputs if node.kind not in ("QuantizeLinear", "DequantizeLinear") else ():
             if t.groups.constant(name) and t.constant(name).size != 1:
@@ -582,3 +473,33 @@ OPERATORS: dict[str, Support[_Translate]] = {
 }
 """Every operator with a place of its own; all others run on the host, behind the last convolution or with
 ``--host-fallback``."""
+
+
+def role(group: Group) -> Role:
+    """What a group is on the NPU."""
+    return OPERATORS[group.core.kind].role if group.core is not None else Role.LIGHT
+
+
+def nodes_of(t: Translator, group: Group, inside: Collection[str] | None = None) -> list[Node]:
+    """Nodes that do what a group does; the last makes its output, and is called as it.
+
+    ``inside``: outputs of the groups that are in the same program, by default all. A flattened image that the program
+    has made and flattened is in the order of ``[h, w, c]``; one that came in is in that of ``[c, h, w]``, as in the
+    file. That decides the order of the weights behind it.
+
+    Raises
+    ------
+    Unsupported
+        If the NPU cannot run it, or not with these sizes, types or scales.
+    """
+    output = t.tensor(group.output)
+    for name in group.inputs:
+        t.tensor(name)
+    if group.core is None:
+        return [_function(t, group, output)]
+    support = OPERATORS[group.core.kind]
+    assert support.translate is not None
+    nodes = support.translate(t, group, group.core, output, inside)
+    if group.clamps and not isinstance(nodes[-1], Convolution | Addition | MaxPool | AveragePool):
+        raise Unsupported(f"a {group.clamps[0].kind} behind a {group.core.kind} is not quantised between them")
+    return nodes
