@@ -106,8 +106,9 @@ class _Reader:
                 reasons.setdefault(number, reason)
 
     def _group_place(self, group: Group) -> str:
-        numbers = [n for n in group.numbers if self.file.all_nodes[n].kind not in ("QuantizeLinear", "DequantizeLinear")]
-        node = group.core or self.file.all_nodes[numbers[-1] if numbers else group.numbers[-1]]
+        nodes = [self.file.all_nodes[n] for n in group.numbers]
+        real = [node for node in nodes if node.kind not in ("QuantizeLinear", "DequantizeLinear")]
+        node = group.core or (real or nodes)[-1]
         return self.file.place(node)
 
     def _constant(self, node: OnnxNode) -> bool:

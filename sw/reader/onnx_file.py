@@ -39,7 +39,8 @@ class OnnxNode:
 class OnnxFile:
     """Nodes in order, constants, shapes and types of all tensors.
 
-    Nodes that depend on constants alone are computed, and are in ``all_nodes`` only, which has every node by its number.
+    Nodes that depend on constants alone are computed, and are only in ``all_nodes``, which has every node by its
+    number.
 
     Raises
     ------
