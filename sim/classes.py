@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.detections import ANCHORS, STRIDES, Detection, decode_heads, detect
-from sim.pictures import PictureError, is_picture
+from sim.pictures import PictureError, check_file, is_picture
 from sw.reader.model import Model, Port, Values
 
 # fmt: off
@@ -26,6 +26,7 @@ COCO = (
 """The 80 classes of COCO, in YOLOv5's order."""
 TOP = 5
 _MOST_LABELS = 100_000
+_LONGEST_LABEL = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +139,7 @@ def top(values: np.ndarray, most: int = TOP) -> Classification:
 
 def read_labels(path: pathlib.Path) -> tuple[str, ...]:
     """Names of classes, one a line. Raises ``PictureError``."""
-    if path.exists() and not path.is_file():
-        raise PictureError(f"cannot read {path}: it is no file")
+    check_file(path)
     try:
         # By line feeds alone: other separators that Python knows may stand in a name.
         names = path.read_text(encoding="utf-8").split("\n")
@@ -152,6 +152,9 @@ def read_labels(path: pathlib.Path) -> tuple[str, ...]:
         names.pop()
     if not 1 <= len(names) <= _MOST_LABELS:
         raise PictureError(f"{path}: has {len(names):,} lines; 1 to {_MOST_LABELS:,} names are wanted")
+    for line, name in enumerate(names, 1):
+        if len(name) > _LONGEST_LABEL:
+            raise PictureError(f"{path}: line {line:,} is longer than the {_LONGEST_LABEL} characters of a name")
     return tuple(names)
 
 

@@ -65,25 +65,29 @@ def detect(
     A box's score is its objectness times its best class's; of equal scores the first row goes first.
     """
     if rows.shape[1] > 5:
-        scores = rows[:, 4:5] * rows[:, 5:]
+        with np.errstate(invalid="ignore", over="ignore"):
+            scores = rows[:, 4:5] * rows[:, 5:]
         labels = scores.argmax(axis=1)
         best = scores[np.arange(len(rows)), labels]
     else:
         best, labels = rows[:, 4], np.zeros(len(rows), np.intp)
-    # Values that are no numbers are no detections.
-    good = np.flatnonzero((best > confidence) & np.isfinite(rows[:, :4]).all(axis=1) & (rows[:, 4] > confidence))
+    # Values that are no numbers are no detections, nor are boxes so large that their areas would be none.
+    sane = (np.abs(rows[:, :4]) < 1e100).all(axis=1)
+    good = np.flatnonzero((best > confidence) & sane & (rows[:, 4] > confidence))
     good = good[np.argsort(-best[good], kind="stable")][:_CANDIDATES]
     half = rows[good, 2:4] / 2
     boxes = np.concatenate([rows[good, :2] - half, rows[good, :2] + half], axis=1)
-    kept = non_maximum_suppression(boxes, labels[good], overlap)[:most]
+    kept = non_maximum_suppression(boxes, labels[good], overlap, most)
     return [
         Detection(tuple(map(float, boxes[i])), float(best[good[i]]), int(labels[good[i]]))  # type: ignore[arg-type]
         for i in kept
     ]
 
 
-def non_maximum_suppression(boxes: FloatArray, labels: NDArray[np.intp], overlap: float = OVERLAP) -> list[int]:
-    """Numbers of the boxes ``[n, 4]`` that stay, in order; they come with the highest score first.
+def non_maximum_suppression(
+    boxes: FloatArray, labels: NDArray[np.intp], overlap: float = OVERLAP, most: int = MOST
+) -> list[int]:
+    """Numbers of the boxes ``[n, 4]`` that stay, in order, ``most`` at most; they come with the highest score first.
 
     A box goes when one of its class that stays overlaps it by more than ``overlap``.
     """
@@ -91,6 +95,8 @@ def non_maximum_suppression(boxes: FloatArray, labels: NDArray[np.intp], overlap
     alive = np.ones(len(boxes), bool)
     kept = []
     for i in range(len(boxes)):
+        if len(kept) == most:
+            break
         if not alive[i]:
             continue
         kept.append(i)

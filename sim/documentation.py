@@ -78,7 +78,7 @@ def command_reference() -> str:
             out.append(_following_docstring("TRANSFER" if "LOAD" in title else "CONVOLVE"))
     out += ["", "## Job ring entry", "", f"{commands.JOB_BYTES} bytes.", "", *_layout(JOB)]
     out += ["", "## Completion ring entry", "", f"{commands.COMPLETION_BYTES} bytes.", "", *_layout(COMPLETION)]
-    out += ["", "## Faults", "", "| code | name | |", "|---|---|---|"]
+    out += ["", "## Faults", "", inspect.cleandoc(Fault.__doc__ or ""), "", "| code | name | |", "|---|---|---|"]
     faults = _members(Fault)
     out += [f"| {int(fault)} | {fault.name} | {faults.get(fault.name, 'Success.')} |" for fault in Fault]
     out += ["", "## Causes, in order of precedence", "", inspect.cleandoc(causes.__doc__ or ""), ""]

@@ -14,12 +14,15 @@ from sw.files import check_writable, write_whole
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _GOLDEN = 0.618033988749895
+_LONGEST_JPEG_SIDE = 65_500
 
 
-def check_output(path: pathlib.Path) -> None:
-    """See that a picture can be written there. Raises ``PictureError``."""
+def check_output(path: pathlib.Path, picture: Rgb | None = None) -> None:
+    """See that a picture, or this one, can be written there. Raises ``PictureError``."""
     if path.suffix.lower() not in SUFFIXES:
         raise PictureError(f"{path}: the name of a picture ends in {', '.join(SUFFIXES)}")
+    if picture is not None and _format(path) == "JPEG" and max(picture.shape) > _LONGEST_JPEG_SIDE:
+        raise PictureError(f"{path}: JPEG has no sides above {_LONGEST_JPEG_SIDE:,} pixels; write a .png")
     try:
         check_writable(path)
     except OSError as error:
@@ -71,11 +74,15 @@ def _colour(number: int) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
+def _format(path: pathlib.Path) -> str:
+    return "PNG" if path.suffix.lower() == ".png" else "JPEG"
+
+
 def _save(path: pathlib.Path, image: Image.Image) -> None:
     """The file appears whole or not at all."""
     buffer = io.BytesIO()
     try:
-        image.save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG")
+        image.save(buffer, _format(path))
         write_whole(path, buffer.getvalue())
-    except OSError as error:  # of Pillow too, for sides that the format cannot hold
+    except OSError as error:  # of Pillow too
         raise PictureError(f"cannot write {path}: {error.strerror or error}") from None

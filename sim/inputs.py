@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sim.pictures import Placement, Rgb, fit, is_picture
-from sw.files import write_whole
+from sw.files import is_no_file, write_whole
 from sw.images import PHOTOGRAPHS, photograph_pixels
 from sw.reader.model import Array, Model, Port, Values
 
@@ -77,7 +77,7 @@ def save(path: pathlib.Path, outputs: Values) -> None:
 
 
 def _load(path: pathlib.Path) -> Array | Mapping[str, Array]:
-    if path.exists() and not path.is_file():
+    if is_no_file(path):
         raise InputError(f"cannot read {path}: it is no file")
     try:
         content = np.load(path, allow_pickle=False)

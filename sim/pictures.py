@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from sw.images import BORDER, resize
+from sw import images
+from sw.files import is_no_file
 from sw.reader.model import Array, Port
 
 Rgb = NDArray[np.uint8]
@@ -45,19 +46,19 @@ class Placement:
 def read_picture(path: pathlib.Path) -> Rgb:
     """Read a picture of any format that Pillow knows, turned upright. Raises ``PictureError``.
 
-    All but EPS, which Pillow would hand to another program.
+    All but EPS, which Pillow would hand to another program, and pictures of real numbers, whose white nobody knows.
     """
-    if path.exists() and not path.is_file():
-        # A pipe would be waited for, and a device has no end.
-        raise PictureError(f"cannot read {path}: it is no file")
+    check_file(path)
     Image.init()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=[name for name in Image.ID if name != "EPS"]) as image:
-                upright = ImageOps.exif_transpose(image)
-                return np.array(_to_rgb(upright))
+                image.load()
+                return np.array(_to_rgb(_upright(image), path))
+    except PictureError:
+        raise
     except UnidentifiedImageError:
         raise PictureError(f"{path}: is no picture") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -68,7 +69,22 @@ def read_picture(path: pathlib.Path) -> Rgb:
         raise PictureError(f"{path}: is damaged: {type(error).__name__}") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def check_file(path: pathlib.Path) -> None:
+    """Refuse what is there but is no file. Raises ``PictureError``."""
+    if is_no_file(path):
+        raise PictureError(f"cannot read {path}: it is no file")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged notes beside a good picture may raise anything, and say nothing
+        return image
+
+
+def _to_rgb(image: Image.Image, path: pathlib.Path) -> Image.Image:
+    if image.mode == "F":
+        raise PictureError(f"{path}: holds real numbers; levels of 8 or 16 bits are wanted")
     if image.mode.startswith("I"):
         # 16 bits a pixel: the upper ones; Pillow would clip.
         values = np.array(image).astype(np.int64).clip(0, 0xFFFF) >> 8
@@ -82,14 +98,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def letterbox(picture: Rgb, height: int, width: int) -> tuple[Rgb, Placement]:
     """Fit a picture between grey borders, its sides' ratio kept, as YOLOv5's ``letterbox`` with ``auto=False``."""
-    old_height, old_width = picture.shape[:2]
-    scale = min(height / old_height, width / old_width)
-    inner_width, inner_height = max(1, round(old_width * scale)), max(1, round(old_height * scale))
-    # A tenth less before rounding: an odd pixel goes to the right and to the bottom.
-    left, top = round((width - inner_width) / 2 - 0.1), round((height - inner_height) / 2 - 0.1)
-    out = np.full((height, width, 3), BORDER, np.uint8)
-    out[top : top + inner_height, left : left + inner_width] = resize(picture, inner_height, inner_width)
-    return out, Placement(scale, left, top)
+    scale, rows, columns = images.letterbox_place(*picture.shape[:2], height, width)
+    return images.letterbox(picture, height, width), Placement(scale, columns.start, rows.start)
 
 
 def crop(picture: Rgb, height: int, width: int) -> tuple[Rgb, Placement]:

@@ -5,6 +5,7 @@ import pathlib
 import re
 import typing
 
+from sw.files import is_no_file
 from sw.reader.model import Model, ModelError, of_graph, read_model
 from sw.workloads import quantised_yolov5
 from sw.yolov5 import VARIANTS
@@ -107,8 +108,7 @@ def find_workload(
         raise WorkloadError(f"unknown model {model!r}; known: {', '.join(variants)}, FILE.tflite, FILE.onnx")
     if size is not None:
         raise WorkloadError(f"--size is for networks that Rondo builds; {path.name} says its own size")
-    if path.exists() and not path.is_file():
-        # A pipe would be waited for, and a device has no end.
+    if is_no_file(path):
         raise WorkloadError(f"cannot read {path}: it is no file")
     try:
         with path.open("rb"):

@@ -5,6 +5,17 @@ import pathlib
 import tempfile
 
 
+def is_no_file(path: pathlib.Path) -> bool:
+    """Whether something is there that is no file: a pipe would be waited for, a device has no end.
+
+    Names that the system does not take are for whoever opens them to report.
+    """
+    try:
+        return path.exists() and not path.is_file()
+    except OSError:
+        return False
+
+
 def check_writable(path: pathlib.Path) -> None:
     """See that a file can be written there, and leave nothing behind. Raises ``OSError`` if not."""
     if path.is_dir():

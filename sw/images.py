@@ -54,14 +54,23 @@ def quantise_image(image: NDArray[np.uint8]) -> NDArray[np.int8]:
 
 def letterbox(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """Scale ``[h, w, 3]`` to fit, keeping its aspect, centred between grey borders."""
-    ratio = min(height / image.shape[0], width / image.shape[1])
-    inner_height = max(1, round(image.shape[0] * ratio))
-    inner_width = max(1, round(image.shape[1] * ratio))
+    _, rows, columns = letterbox_place(image.shape[0], image.shape[1], height, width)
+    out = np.full((height, width, 3), BORDER, np.uint8)
+    out[rows, columns] = resize(image, rows.stop - rows.start, columns.stop - columns.start)
+    return out
+
+
+def letterbox_place(image_height: int, image_width: int, height: int, width: int) -> tuple[float, slice, slice]:
+    """Where an image lies in its letterbox: its scale, its rows and its columns.
+
+    Of an odd number of border pixels the last one is on the right or at the bottom.
+    """
+    ratio = min(height / image_height, width / image_width)
+    inner_height = max(1, round(image_height * ratio))
+    inner_width = max(1, round(image_width * ratio))
     top = (height - inner_height) // 2
     left = (width - inner_width) // 2
-    out = np.full((height, width, 3), BORDER, np.uint8)
-    out[top : top + inner_height, left : left + inner_width] = resize(image, inner_height, inner_width)
-    return out
+    return ratio, slice(top, top + inner_height), slice(left, left + inner_width)
 
 
 def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

@@ -32,7 +32,10 @@ class Asked:
         if out is not None:
             draw.check_output(out)
         names = classes.read_labels(labels) if labels is not None else None
-        return cls(read_picture(image) if image is not None else None, out, names)
+        picture = read_picture(image) if image is not None else None
+        if out is not None:
+            draw.check_output(out, picture)
+        return cls(picture, out, names)
 
     def check(self, model: Model) -> None:
         """Refuse what this model's outputs cannot mean, before anything long starts."""
@@ -40,7 +43,8 @@ class Asked:
         if count is None and (self.out is not None or self.labels is not None):
             option = "--draw" if self.out is not None else "--labels"
             fail(f"{option} is for YOLOv5 detectors and for classifiers; the outputs of {model.name} are of neither")
-        if count is not None and self.labels is not None and len(self.labels) < count:
+        # More names than classes are no better: with one too many in front, all would be wrong.
+        if count is not None and self.labels is not None and len(self.labels) != count:
             fail(f"the labels have {len(self.labels):,} lines, but {model.name} has {count:,} classes")
 
     def inputs(self, model: Model) -> Values:

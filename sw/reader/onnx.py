@@ -157,7 +157,9 @@ class _Reader:
         if quantised is not None:
             quantisation = (quantised.scale, quantised.zero_point + (128 if dtype == "uint8" else 0))
         shape = self.file.shape(name)
-        return Port(name, shape, dtype, quantisation, channels_first=len(shape) == 4)
+        # Some networks take pictures with the channels last, and move them themselves.
+        last = len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3)
+        return Port(name, shape, dtype, quantisation, channels_first=len(shape) == 4 and not last)
 
     def _npu_stage(self, part: Part) -> NpuStage:
         groups = [unit for unit in (self.units[i] for i in part.items) if isinstance(unit, Group)]

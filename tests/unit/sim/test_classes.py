@@ -7,6 +7,7 @@ from sim.classes import (
     COCO,
     Classification,
     Detections,
+    count,
     heads,
     is_classifier,
     is_detector,
@@ -16,7 +17,8 @@ from sim.classes import (
     top,
 )
 from sim.pictures import PictureError
-from sw.reader.model import Model, Port
+from sw.reader.model import Model, Port, of_graph
+from sw.workloads import quantised_yolov5
 
 
 def model(outputs, size=(64, 96), *, first=False):
@@ -45,6 +47,47 @@ def test_three_heads_are_a_detector_in_any_order(first):
     found = meaning(network, values)
     assert isinstance(found, Detections) and len(found.found) > 0
     assert 8 * 4 < sum(found.found[0].box[0::2]) / 2 < 8 * 6
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "raw"])
+def test_int8_heads_are_decoded_by_what_they_can_stand_for(kind):
+    scale, zero_point = (1 / 256, -128) if kind == "sigmoid" else (0.1, 0)
+    ports = [Port(f"h{k}", (1, 8 >> k, 12 >> k, 18), "int8", (scale, zero_point)) for k in range(3)]
+    values = {port.name: np.full(port.shape, -128, np.int8) for port in ports}
+    middle = 0 if kind == "sigmoid" else zero_point  # a half after the sigmoid: the middle of a cell, an anchor's size
+    values["h1"][0, 2, 3, 6:12] = [middle] * 4 + [127, 127]
+    found = meaning(model(ports), values)
+    assert isinstance(found, Detections)
+    (only,) = found.found
+    assert only.box == pytest.approx((56 - 62 / 2, 40 - 45 / 2, 56 + 62 / 2, 40 + 45 / 2))
+    assert only.score > 0.99 and only.label == 0
+
+
+def test_heads_of_the_projects_own_yolov5_are_a_detector_of_coco():
+    graph = quantised_yolov5("n", 64, 96, calibration_size=(64, 64))
+    network = of_graph(graph)
+    assert is_detector(network) and count(network) == len(COCO)
+    off = {port.name: np.full(port.shape, -128, np.int8) for port in network.outputs}
+    assert meaning(network, off) == Detections(())
+    on = {port.name: np.full(port.shape, 127, np.int8) for port in network.outputs}
+    found = meaning(network, on)
+    assert isinstance(found, Detections) and found.found[0].score > 0.98
+
+
+@pytest.mark.parametrize("change", ["channels", "sides", "one missing", "no picture"])
+def test_what_is_nearly_three_heads_is_none(change):
+    ports = [Port(f"h{k}", (1, 8 >> k, 12 >> k, 21), "float32") for k in range(3)]
+    network = model(ports)
+    assert is_detector(network)
+    if change == "channels":
+        network = model([ports[0], ports[1], Port("h2", (1, 2, 3, 24), "float32")])
+    elif change == "sides":
+        network = model([ports[0], ports[1], Port("h2", (1, 3, 2, 21), "float32")])
+    elif change == "one missing":
+        network = model(ports[:2])
+    else:
+        network = Model("m", (Port("x", (1, 64 * 96 * 3), "float32"),), tuple(ports), ())
+    assert not is_detector(network) and count(network) is None
 
 
 @pytest.mark.parametrize("pixels", [False, True])
@@ -98,5 +141,12 @@ def test_labels(tmp_path):
         path.write_bytes(content)
         with pytest.raises(PictureError, match="labels"):
             read_labels(path)
+    path.write_text("cat\n" + "d" * 201)
+    with pytest.raises(PictureError, match="line 2 is longer than the 200 characters"):
+        read_labels(path)
+    path.write_bytes(b"cat\r\ndog\r\n")
+    assert read_labels(path) == ("cat", "dog")
+    with pytest.raises(PictureError, match="File name too long"):
+        read_labels(tmp_path / ("long" * 100))
     with pytest.raises(PictureError, match="no file"):
         read_labels(tmp_path)

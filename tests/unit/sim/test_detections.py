@@ -66,6 +66,24 @@ def test_suppression_pair_by_pair(case):
     assert non_maximum_suppression(boxes, labels, limit) == kept, f"seed {SEED}"
 
 
+def test_no_more_boxes_than_wanted():
+    boxes = np.array([[10 * k, 0, 10 * k + 5, 5] for k in range(20)], float)
+    assert non_maximum_suppression(boxes, np.zeros(20, np.intp), most=7) == list(range(7))
+    assert len(detect(np.hstack([boxes + 5, np.ones((20, 3))]), most=7)) == 7
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_numbers_without_sense_give_no_boxes_and_no_warnings(value):
+    sound = np.tile([5.0, 5.0, 4.0, 4.0, 0.9, 0.9, 0.1], (7, 1))
+    sound[:, :2] += np.arange(7)[:, None] * 50
+    spoilt = sound + np.array([500, 500, 0, 0, 0, 0, 0])
+    spoilt[np.arange(7), np.arange(7)] = value  # each row another of its numbers
+    found = detect(np.concatenate([sound, spoilt]))
+    assert {detection.box for detection in found} >= {(3 + 50 * k,) * 2 + (7 + 50 * k,) * 2 for k in range(7)}
+    assert np.isfinite([detection.box for detection in found]).all()
+    assert not {detection.box for detection in detect(spoilt[:4])}
+
+
 def test_detections_come_by_score_then_row():
     rows = np.array(
         [
@@ -90,3 +108,7 @@ def test_detections_come_by_score_then_row():
 def test_boxes_go_back_to_the_picture_and_end_at_its_edges():
     found = to_picture([Detection((-10, 0, 60, 40), 0.5, 3)], Placement(0.5, 5, 10), 100, 90)
     assert found == [Detection((0, 0, 90, 60), 0.5, 3)]
+
+
+def test_a_box_in_the_borders_is_none():
+    assert to_picture([Detection((0, 0, 60, 9), 0.5, 3)], Placement(0.5, 5, 10), 100, 90) == []

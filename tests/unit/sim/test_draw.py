@@ -39,6 +39,29 @@ def test_where_it_cannot_be_written(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
+def test_sides_that_jpeg_cannot_hold_are_refused_beforehand(tmp_path):
+    wide = np.zeros((1, 65_501, 3), np.uint8)
+    with pytest.raises(PictureError, match="no sides above 65,500"):
+        check_output(tmp_path / "out.jpg", wide)
+    check_output(tmp_path / "out.png", wide)
+    check_output(tmp_path / "out.jpg", wide[:, 1:])
+    draw_caption(tmp_path / "out.jpg", wide[:, 1:], "widest")
+
+
+def test_names_in_any_script_can_be_drawn(tmp_path):
+    for text in ("", "\u72ac", "\U0001f415", "x" * 220, "a\u0301"):
+        draw_caption(tmp_path / "out.png", GREY, text)
+
+
+def test_a_class_has_one_colour_and_others_have_others(tmp_path):
+    def colour(number):
+        draw_detections(tmp_path / "out.png", GREY, [Detection((100, 80, 180, 160), 0.5, number)], [])
+        return tuple(read_picture(tmp_path / "out.png")[159, 140])
+
+    colours = [colour(number) for number in range(20)]
+    assert len(set(colours)) == 20 and [colour(number) for number in range(20)] == colours
+
+
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     out = tmp_path / "out.png"
     draw_caption(out, GREY, "old")

@@ -40,6 +40,42 @@ def test_letterbox_places_as_yolov5_does(size, into, inner, corner):
         assert np.array_equal(out[~mask].reshape(*inner, 3), image)
 
 
+def test_letterbox_interpolates_between_centres_of_pixels():
+    # Twice as large: quarters between the neighbours, the edges repeated. 0, 100 -> 0, 25, 75, 100, by hand.
+    image = np.repeat(np.array([[0, 100]], np.uint8)[:, :, None], 3, 2)
+    out, placement = letterbox(image, 4, 4)
+    assert out[:, :, 1].tolist() == [[114] * 4, [0, 25, 75, 100], [0, 25, 75, 100], [114] * 4]
+    assert (placement.scale, placement.left, placement.top) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_edges_of_the_letterbox_are_those_of_the_picture_within_half_a_pixel(seed):
+    rng = np.random.default_rng([2, seed])
+    height, width = (int(n) for n in rng.integers(200, 2000, 2))
+    into = tuple(int(n) * 32 for n in rng.integers(2, 12, 2))
+    out, placement = letterbox(np.zeros((height, width, 3), np.uint8), *into)
+    rows, columns = np.nonzero(out[:, :, 0] == 0)
+    corners = np.array([[columns.min(), rows.min()], [columns.max() + 1, rows.max() + 1]], float)
+    off = np.abs(placement.to_picture(corners) - [[0, 0], [width, height]]) * placement.scale
+    assert off.max() <= 0.5 + 1e-9, f"seed {seed}"
+
+
+@pytest.mark.parametrize("size", [(300, 500), (500, 300), (1, 900), (900, 1), (1, 1), (224, 224), (7, 3)])
+def test_a_crop_is_the_middle_of_the_picture(size):
+    into = (64, 96)
+    image = np.zeros((*size, 3), np.uint8)
+    image[..., 0] = np.linspace(0, 255, size[0])[:, None]
+    image[..., 1] = np.linspace(0, 255, size[1])
+    out, placement = crop(image, *into)
+    assert out.shape == (*into, 3)
+    corners = placement.to_picture(np.array([[0, 0], [into[1], into[0]]], float))
+    assert np.allclose(corners.sum(axis=0), [size[1], size[0]])  # as much is cut on the left as on the right
+    assert (corners >= -1e-6).all() and (corners <= np.array([size[1], size[0]]) + 1e-6).all()
+    sides = corners[1] - corners[0]
+    assert np.isclose(sides / [size[1], size[0]], 1).any()  # one side whole
+    assert np.isclose(sides[0] / sides[1], into[1] / into[0])
+
+
 @pytest.mark.parametrize("how", [letterbox, crop])
 def test_a_point_of_the_input_leads_back_to_the_picture(how):
     image = np.zeros((60, 90, 3), np.uint8)
@@ -80,15 +116,38 @@ def test_grey_alpha_palette_and_16_bits(tmp_path):
     assert read_picture(tmp_path / "palette.gif").shape == (5, 7, 3)
 
 
+TURNS = {
+    2: np.fliplr,
+    3: lambda x: np.rot90(x, 2),
+    4: np.flipud,
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: np.rot90(x, -1),
+    7: lambda x: np.rot90(x, 2).swapaxes(0, 1),
+    8: np.rot90,
+}
+"""What makes a picture upright, by the number that EXIF has for its orientation."""
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_turns_the_picture_upright(orientation, tmp_path):
     image = picture(4, 6)
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(image).save(tmp_path / "p.png", exif=exif)
-    turned = {2: np.fliplr, 3: lambda x: np.rot90(x, 2), 4: np.flipud, 6: lambda x: np.rot90(x, -1), 8: np.rot90}
-    turned |= {5: lambda x: x.swapaxes(0, 1), 7: lambda x: np.rot90(x, 2).swapaxes(0, 1)}
-    assert np.array_equal(read_picture(tmp_path / "p.png"), turned.get(orientation, np.array)(image))
+    turned = TURNS.get(orientation, np.array)(image)
+    assert np.array_equal(read_picture(tmp_path / "p.png"), turned)
+    Image.fromarray(image).save(tmp_path / "p.tiff", exif=exif)
+    assert np.array_equal(read_picture(tmp_path / "p.tiff"), turned)
+    smooth = np.repeat(np.repeat(image[:2, :3], 16, 0), 16, 1)
+    Image.fromarray(smooth).save(tmp_path / "p.jpeg", exif=exif, quality=100, subsampling=0)
+    read = read_picture(tmp_path / "p.jpeg").astype(int)
+    assert np.abs(read - TURNS.get(orientation, np.array)(smooth)).max() <= 4
+
+
+def test_damaged_exif_leaves_a_good_picture_as_it_is(tmp_path):
+    image = picture(4, 6)
+    Image.fromarray(image).save(tmp_path / "p.png", exif=b"Exif\0\0garbage")
+    assert np.array_equal(read_picture(tmp_path / "p.png"), image)
 
 
 def refused(path):
@@ -107,9 +166,14 @@ def test_what_is_no_picture_is_refused_in_one_line(tmp_path):
     assert "is no picture" in refused(tmp_path / "empty.jpg")
     (tmp_path / "two\nlines.png").write_text("x")
     refused(tmp_path / "two\nlines.png")
+    assert "File name too long" in refused(tmp_path / ("long" * 100))
+    Image.fromarray(np.full((5, 7), 0.5, np.float32)).save(tmp_path / "real.tiff")
+    assert "real numbers" in refused(tmp_path / "real.tiff")
+    Image.new("1", (10_000, 9_500)).save(tmp_path / "bomb.png")
+    assert "too many pixels" in refused(tmp_path / "bomb.png")
 
 
-@pytest.mark.parametrize("suffix", ["jpeg", "png"])
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "webp", "gif", "bmp"])
 def test_truncated_pictures_are_refused(suffix, tmp_path):
     buffer = io.BytesIO()
     Image.fromarray(picture(40, 40)).save(buffer, suffix)
@@ -149,6 +213,9 @@ def test_is_picture(shape, first, expected):
         ("int8", (2 / 255, 0), (-1, 1)),
         ("uint8", (1 / 127.5, 127), (-1, 1)),
         ("uint8", (1.0, 0), (0, 255)),
+        ("uint8", None, (0, 255)),
+        ("int8", (1.0, -128), (0, 255)),
+        ("int8", (1.0, 0), (-128, 127)),
     ],
 )
 def test_what_black_and_white_are(dtype, quantisation, expected):
