@@ -130,7 +130,8 @@ class Convolution:
     requantisation
         Where the factors do not follow from the scales as those of TFLite's CONV_2D do.
     single_rounding
-        Requantisation rounds once, halves up, as that of TFLite's FULLY_CONNECTED does, and not twice.
+        Requantisation rounds once, halves up, and not twice: nearer to the real number, and what TFLite's
+        FULLY_CONNECTED, which computes in double precision, can be made exact with.
     """
 
     name: str

@@ -206,8 +206,8 @@ lines of N bytes: line j < 4 byte j of each channel's bias, line 4 + j byte j of
 complement, positive is left). The table operand's slot holds 256 int8: the result for value v at index v + 128.
 
 Requantisation multiplies by ``multiplier * 2**(shift - 31)``. It rounds twice, as TFLite's CONV_2D does (to the doubled
-high half, halves up, then at the right shift, halves away from zero), or with ``single_rounding`` once, halves up, as
-its FULLY_CONNECTED does (``hw.spec.numerics``).
+high half, halves up, then at the right shift, halves away from zero), or with ``single_rounding`` once, halves up
+(``hw.spec.numerics``).
 """
 PARAMETER_LINES = 9
 TABLE_BYTES = 256

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from hw.spec.numerics import Int8Array, activation_bounds, quantize_multiplier
+from hw.spec.numerics import Int8Array, activation_bounds
 from sw.operators import (
     MAX_AVERAGE,
     Addition,
@@ -26,6 +26,7 @@ from sw.reader.model import ModelError
 from sw.reader.nodes import Node, Pad, Pointwise, Reshape
 from sw.reader.partition import Role
 from sw.reader.support import LARGEST_SIDE, LARGEST_WINDOW, Support, Unsupported
+from sw.reader.tflite_factors import fully_connected_factors, mean_factors
 from sw.reader.tflite_file import FileOperator, FileTensor, TfliteFile
 from sw.reader.tflite_runtime import tflite_runtime
 
@@ -250,6 +251,7 @@ def _fully_connected(t: Translator, op: FileOperator) -> list[Node]:
     cout, cin = weights.shape
     if source.size % cin or output.channels != cout or output.size * cin != source.size * cout:
         raise Unsupported(f"its weights are {list(weights.shape)} from {source.shape} to {output.shape}")
+    bias = _bias(t, op, cout)
     nodes: list[Node] = []
     name = source.name
     if source.channels != cin:
@@ -267,12 +269,32 @@ def _fully_connected(t: Translator, op: FileOperator) -> list[Node]:
             output.name,
             np.ascontiguousarray(weights.reshape(cout, 1, 1, cin)),
             scales,
-            _bias(t, op, cout),
+            bias,
             clamp=clamp(op, output),
+            requantisation=_exact_factors(source, output, weights, scales, bias, clamp(op, output)),
             single_rounding=True,
         )
     )
     return nodes
+
+
+def _exact_factors(
+    source: Tensor, output: Tensor, weights: Int8Array, scales: np.ndarray, bias: np.ndarray, bounds: Pair
+) -> Requantisation:
+    """Factors of a fully connected layer."""
+    farthest = max(127 - source.zero_point, source.zero_point + 128)
+    reaches = np.abs(weights.astype(np.int64)).sum(axis=1) * farthest + np.abs(bias.astype(np.int64))
+    # Channels of one scale share a multiplier that suits the one that reaches farthest.
+    farthest_of: dict[float, int] = {}
+    for scale, reach in zip(scales.tolist(), reaches.tolist(), strict=True):
+        farthest_of[scale] = max(farthest_of.get(scale, 0), reach)
+    steps = max(bounds[1] - output.zero_point, output.zero_point - bounds[0])
+    factors = {
+        scale: fully_connected_factors(source.scale * scale / output.scale, reach, steps)
+        for scale, reach in farthest_of.items()
+    }
+    pairs = np.array([factors[scale] for scale in scales.tolist()], np.int32).reshape(-1, 2)
+    return Requantisation(pairs[:, 0], pairs[:, 1])
 
 
 # ---- Pools -----------------------------------------------------------------------------------------------------------
@@ -320,14 +342,6 @@ def _mean(t: Translator, op: FileOperator) -> list[Node]:
             requantisation=Requantisation(np.full(channels, multiplier, np.int32), np.full(channels, shift, np.int32)),
         )
     ]
-
-
-def mean_factors(scale: float, scale_out: float, count: int) -> Pair:
-    """Multiplier and shift from a sum of ``count`` values to their mean, as TFLite's MEAN folds the division in."""
-    multiplier, shift = quantize_multiplier(float(np.float32(scale)) / float(np.float32(scale_out)))
-    # 63 less the leading zeros of the count: its bits but one; what remains of the shift must stay a right shift.
-    bits = min(count.bit_length() - 1, 32, 31 + shift)
-    return (multiplier << bits) // count, shift - bits
 
 
 # ---- Element by element ----------------------------------------------------------------------------------------------
@@ -490,7 +504,6 @@ OPERATORS: dict[str, Support[_Translate]] = {
     "RELU_0_TO_1": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
     "LEAKY_RELU": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
     "PRELU": Support("vector path, as a table", _FOLDED, Role.LIGHT, _pointwise, 2),
-    "ELU": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
     "GELU": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
     "HARD_SWISH": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
     "ABS": Support("vector path, as a table", _TABLE, Role.LIGHT, _pointwise),
