@@ -117,7 +117,8 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
 def multiply_with_single_rounding(x: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) -> Int64Array:
     """Multiply by the real number ``multiplier * 2**(shift - 31)``, rounded once to nearest, halves up.
 
-    FULLY_CONNECTED is made exact with it by `sw.reader.tflite_factors`.  Parameters as those of `multiply_by_quantized_multiplier`.
+    FULLY_CONNECTED is made exact with it by `sw.reader.tflite_factors`.  Parameters as those of
+    `multiply_by_quantized_multiplier`.
     """
     shift = np.asarray(shift, np.int64)
     raised = np.asarray(x, np.int64) << np.maximum(shift, 0)

@@ -1,15 +1,17 @@
 """Reads an ONNX file in QDQ form: which of its operators become programs for the NPU, and which the host runs."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+
+import numpy as np
 
 from sw.operators import Tensor
 from sw.reader.fold import Roots, fold
 from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
 from sw.reader.nodes import Node, Pointwise
 from sw.reader.onnx_file import OnnxFile, OnnxNode, read_file
-from sw.reader.onnx_groups import Group, Groups
+from sw.reader.onnx_groups import CORES, ELEMENTWISE, Group, Groups
 from sw.reader.onnx_operators import nodes_of, role
 from sw.reader.onnx_runtime import onnx_runtime
 from sw.reader.onnx_translator import Translator
@@ -22,6 +24,14 @@ BORDER_KINDS = frozenset(
     | {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
 )
 """What the host does without being asked at either end of a network."""
+OTHER_FORMS = {
+    "QLinearConv": "in QOperator form",
+    "QLinearMatMul": "in QOperator form",
+    "ConvInteger": "in integer form",
+    "MatMulInteger": "in integer form",
+    "DynamicQuantizeLinear": "quantised dynamically",
+}
+"""Operators of quantised files that are not in QDQ form, and what such files are."""
 
 
 def read_onnx(path: pathlib.Path, *, host_fallback: bool = False) -> Model:
@@ -47,7 +57,7 @@ def evaluate_onnx(path: pathlib.Path, inputs: Mapping[str, Array]) -> Values:
     file = read_file(path)
     numbers = [node.number for node in file.nodes]
     model = file.submodel(numbers, file.inputs, file.outputs)
-    return dict(zip(file.outputs, onnx_runtime().run(model, inputs), strict=True))
+    return _checked(onnx_runtime().run(model, inputs), _declared(file, file.outputs))
 
 
 class _Reader:
@@ -117,7 +127,7 @@ class _Reader:
     def _host_candidate(self, node: OnnxNode, reasons: Mapping[int, str]) -> Candidate:
         inputs = tuple(dict.fromkeys(x for x in node.inputs if x and not self.groups.constant(x)))
         outputs = tuple(name for name in node.outputs if name)
-        reason = reasons.get(node.number, "the NPU has no such operator, or its numbers are not quantised")
+        reason = reasons.get(node.number) or self._why(node)
         view = node.kind == "DequantizeLinear" and node.outputs[0] not in self.file.outputs
         return Candidate(
             self.file.place(node),
@@ -130,12 +140,32 @@ class _Reader:
             reason,
         )
 
+    def _why(self, node: OnnxNode) -> str:
+        """Why a node of which no group speaks is in none."""
+        if node.kind not in CORES | ELEMENTWISE:
+            return "the NPU has no such operator"
+        for name in node.inputs:
+            if name and not self.groups.constant(name) and not self.groups.integer(name):
+                return f"its input {name!r} is not quantised to int8 or uint8"
+        readers = [n for n in self.file.nodes if node.outputs[0] in n.inputs and n.kind != "QuantizeLinear"]
+        if readers:
+            return f"its result is not quantised before {self.file.place(readers[0])} reads it"
+        return "its result is not quantised to int8 or uint8"
+
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
         """Cut, fold, and bind."""
+        for node in self.file.nodes:
+            if node.kind in OTHER_FORMS:
+                raise ModelError(
+                    f"{self.file.place(node)}: the file is {OTHER_FORMS[node.kind]}; only QDQ form is read"
+                )
         if not self.groups.quantised:
-            raise ModelError("the network is not quantised: it has no QuantizeLinear with int8 or uint8 (QDQ form)")
+            reason = next((f": {reason}" for reason in self.groups.reasons.values()), "")
+            raise ModelError(
+                f"the network is not quantised: it has no QuantizeLinear with int8 or uint8 (QDQ form){reason}"
+            )
         stages = make_stages(
             self.candidates,
             self.file.inputs,
@@ -154,6 +184,8 @@ class _Reader:
     def _port(self, name: str) -> Port:
         quantised = self.groups.quantised.get(name)
         dtype, quantisation = self.file.dtype(name), None
+        if np.dtype(dtype).kind not in "biuf":
+            raise ModelError(f"{name!r} is {dtype}; inputs and outputs must be numbers of NumPy's own types")
         if quantised is not None:
             quantisation = (quantised.scale, quantised.zero_point + (128 if dtype == "uint8" else 0))
         shape = self.file.shape(name)
@@ -187,15 +219,31 @@ class _Reader:
         numbers = sorted(set(numbers))
         model = self.file.submodel(numbers, part.inputs, part.outputs)
         names = tuple(f"{self.file.all_nodes[n].kind} {n}" for n in numbers)
-        return HostStage(part.inputs, part.outputs, names, partial(_run_host, model, part.outputs, names))
+        declared = _declared(self.file, part.outputs)
+        return HostStage(part.inputs, part.outputs, names, partial(_run_host, model, declared, names))
 
 
-def _run_host(
-    model: bytes, outputs: tuple[str, ...], operators: tuple[str, ...], values: Mapping[str, Array]
-) -> Values:
+_Declared = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _declared(file: OnnxFile, names: Iterable[str]) -> _Declared:
+    """Shapes and types of tensors, as ONNX's shape inference finds them."""
+    return {name: (file.shape(name), file.dtype(name)) for name in names}
+
+
+def _checked(results: Iterable[Array], declared: _Declared) -> Values:
+    """Results by their names, if they are what they must be."""
+    values = dict(zip(declared, results, strict=True))
+    for name, (shape, dtype) in declared.items():
+        if values[name].shape != shape or values[name].dtype != dtype:
+            found = f"{values[name].dtype} {list(values[name].shape)}"
+            raise ModelError(f"ONNX's evaluator makes {name!r} {found} where {dtype} {list(shape)} is due")
+    return values
+
+
+def _run_host(model: bytes, declared: _Declared, operators: tuple[str, ...], values: Mapping[str, Array]) -> Values:
     """Run a host stage in ONNX's evaluator."""
     try:
-        results = onnx_runtime().run(model, values)
+        return _checked(onnx_runtime().run(model, values), declared)
     except ModelError as error:
         raise ModelError(f"nodes {operators[0]} to {operators[-1]} on the host: {error}") from None
-    return dict(zip(outputs, results, strict=True))

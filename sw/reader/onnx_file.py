@@ -18,6 +18,7 @@ from sw.reader.onnx_runtime import onnx_runtime
 OPSETS = range(13, 27)
 """Versions of the operator set that are read."""
 MOST_ELEMENTS = (1 << 31) - 1
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _LARGEST_FILE = (1 << 31) - 1
 
 
@@ -95,11 +96,16 @@ class OnnxFile:
             if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
                 raise ModelError(f"tensor {tensor.name!r} lies in another file; that is not supported")
         for number, node in enumerate(model.graph.node):
+            if node.domain not in _DOMAINS:
+                raise ModelError(f"{node.domain}.{node.op_type} (node {number}) is no operator of ONNX itself")
             for attribute in node.attribute:
                 if attribute.HasField("g") or attribute.graphs:
                     raise ModelError(f"{node.op_type} (node {number}): control flow is not supported")
-                if attribute.HasField("t") and attribute.t.data_location == onnx.TensorProto.EXTERNAL:
-                    raise ModelError(f"{node.op_type} (node {number}): its data lie in another file")
+                if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                    raise ModelError(f"{node.op_type} (node {number}): sparse tensors are not supported")
+                for tensor in (attribute.t, *attribute.tensors):
+                    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+                        raise ModelError(f"{node.op_type} (node {number}): its data lie in another file")
 
     def _node(self, number: int, node: Any) -> OnnxNode:
         kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"

@@ -13,6 +13,10 @@ from sw.reader.model import Array, ModelError
 from sw.reader.onnx_file import OnnxFile, OnnxNode
 
 CLAMPS = ("Relu", "Clip")
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "BatchNormalization")
+"""Operators that, with constants, are a factor and an offset for each channel."""
+LINEAR = ("Conv", "Gemm", "MatMul")
+"""Operators that take in such factors and offsets behind them."""
 # fmt: off
 ELEMENTWISE = frozenset(
     {
@@ -67,9 +71,9 @@ class DequantisedConstant:
 class Group:
     """Nodes that make one integer tensor of others.
 
-    ``core`` is the operator, None for a function of each element; ``clamps`` are the Relu and Clip behind it;
-    ``inputs`` are the integer tensors that it reads, in the core's order; ``numbers`` all nodes, those that dequantise
-    included.
+    ``core`` is the operator, None for a function of each element; ``arithmetic`` is what is done with constants behind
+    it, or without it, in order; ``clamps`` are the Relu and Clip behind that; ``inputs`` are the integer tensors that
+    it reads, in the core's order; ``numbers`` all nodes, those that dequantise included.
     """
 
     core: OnnxNode | None
@@ -77,6 +81,7 @@ class Group:
     inputs: tuple[str, ...]
     output: str
     numbers: tuple[int, ...]
+    arithmetic: tuple[OnnxNode, ...] = ()
 
 
 class Groups:
@@ -114,7 +119,8 @@ class Groups:
             if point is None or point.size != scale.size:
                 return None
             return scale, point
-        default = np.uint8 if node.kind == "QuantizeLinear" else self.file.dtype(node.input(0))
+        integer = node.outputs[0] if node.kind == "QuantizeLinear" else node.input(0)
+        default = self.file.dtype(integer)
         return scale, np.zeros(scale.shape, default)
 
     def _find_tensors(self) -> None:
@@ -171,6 +177,13 @@ class Groups:
             clamps.append(node)
             numbers.append(node.number)
             name = node.input(0)
+        found = self._with_arithmetic(name)
+        if found is not None:
+            core, real, arithmetic = found
+            numbers += [*(node.number for node in arithmetic), self.producers[real].number]
+            numbers += [core.number] if core is not None else []
+            inputs, used = (self.dequantised[real],), tuple(sorted(numbers))
+            return Group(core, tuple(reversed(clamps)), inputs, quantise.outputs[0], used, arithmetic)
         core = self.producers.get(name)
         if core is not None and core.kind in CORES and self._inside(name):
             reals = [x for x in core.inputs if x and not self.constant(x)]
@@ -179,6 +192,34 @@ class Groups:
                 inputs = tuple(self.dequantised[x] for x in reals)
                 return Group(core, tuple(reversed(clamps)), inputs, quantise.outputs[0], tuple(sorted(set(numbers))))
         return self._expression(quantise)
+
+    def _with_arithmetic(self, name: str) -> tuple[OnnxNode | None, str, tuple[OnnxNode, ...]] | None:
+        """The linear operator, if any, the dequantised tensor, and what is done with constants to make a real tensor.
+
+        None if it is not made so, or if a table makes it, which is exact.
+        """
+        arithmetic: list[OnnxNode] = []
+        while name in self.producers and self.producers[name].kind in ARITHMETIC and self._inside(name):
+            node = self.producers[name]
+            reals = [x for x in node.inputs if not self.constant(x)]
+            if len(reals) != 1 or (node.kind == "BatchNormalization" and reals[0] != node.input(0)):
+                return None
+            arithmetic.insert(0, node)
+            name = reals[0]
+        core = self.producers.get(name)
+        if not arithmetic or core is None:
+            return None
+        if name in self.dequantised:
+            constants = [x for node in arithmetic for x in node.inputs if x != name and self.constant(x)]
+            several = any(self._elements(x) != 1 for x in constants)
+            return (None, name, tuple(arithmetic)) if several else None
+        reals = [x for x in core.inputs if x and not self.constant(x)]
+        if core.kind in LINEAR and self._inside(name) and len(reals) == 1 and self.integer(reals[0]):
+            return core, reals[0], tuple(arithmetic)
+        return None
+
+    def _elements(self, name: str) -> int:
+        return self.constants[name].data.size if name in self.constants else self.file.constants[name].size
 
     def _expression(self, quantise: OnnxNode) -> Group | str:
         """A group that is a function of each element."""

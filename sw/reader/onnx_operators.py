@@ -18,169 +18,22 @@ from sw.operators import (
     Convolution,
     MaxPool,
     Padding,
-    Pair,
     Requantisation,
     Tensor,
     Upsample,
-    window_output,
 )
 from sw.reader.model import Array, ModelError
 from sw.reader.nodes import Node, Pad, Pointwise, Reshape
+from sw.reader.onnx_convolutions import channelwise, convolution, fully_connected
 from sw.reader.onnx_file import OnnxNode
-from sw.reader.onnx_groups import DequantisedConstant, Group
+from sw.reader.onnx_groups import Group
 from sw.reader.onnx_runtime import onnx_runtime
 from sw.reader.onnx_translator import Translator
+from sw.reader.onnx_window import ints, kernel_of, window
 from sw.reader.partition import Role
 from sw.reader.support import LARGEST_SIDE, LARGEST_WINDOW, Support, Unsupported
 
 _Translate = Callable[[Translator, Group, OnnxNode, Tensor, Collection[str] | None], list[Node]]
-
-
-def _ints(node: OnnxNode, name: str, default: Sequence[int]) -> list[int]:
-    return [int(value) for value in node.attributes.get(name, default)]
-
-
-def _window(
-    node: OnnxNode, source: Tensor, output: Tensor, kernel: Pair, *, ceils: bool = False
-) -> tuple[Pair, Pair, Padding]:
-    """Stride, dilation and padding. With ``ceils``, rows and columns that ``ceil_mode`` adds are padding at the end."""
-    stride, dilation = _ints(node, "strides", (1, 1)), _ints(node, "dilations", (1, 1))
-    pads = _ints(node, "pads", (0, 0, 0, 0))
-    if len(stride) != 2 or len(dilation) != 2 or len(pads) != 4:
-        raise Unsupported("its window has other than two dimensions")
-    for what, pair in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
-        if min(pair) < 1 or max(pair) > LARGEST_WINDOW:
-            raise Unsupported(f"its {what} is {pair[0]}x{pair[1]}; it can be 1 to {LARGEST_WINDOW}")
-    before, after = pads[:2], pads[2:]
-    automatic = node.attributes.get("auto_pad", b"NOTSET")
-    for side in range(2):
-        size, k, s, d = source.shape[side], kernel[side], stride[side], dilation[side]
-        if automatic in (b"SAME_UPPER", b"SAME_LOWER"):
-            needed = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
-            before[side] = needed // 2 if automatic == b"SAME_UPPER" else needed - needed // 2
-            after[side] = needed - before[side]
-        elif automatic == b"VALID":
-            before[side] = after[side] = 0
-        made = window_output(size, k, s, d, before[side], after[side])
-        if made == output.shape[side] - 1 and ceils:
-            after[side] += made * s + (k - 1) * d + 1 - size - before[side] - after[side]
-            made += 1
-        if made != output.shape[side] or made < 1:
-            raise Unsupported(f"its window makes {made} along axis {side + 2}, its output has {output.shape[side]}")
-    if min(*before, *after) < 0 or max(*before, *after) > LARGEST_SIDE:
-        raise Unsupported(f"it pads {pads}")
-    return (stride[0], stride[1]), (dilation[0], dilation[1]), Padding(before[0], after[0], before[1], after[1])
-
-
-# ---- Convolutions ----------------------------------------------------------------------------------------------------
-
-
-def _weights(t: Translator, name: str, rank: int, axis: int) -> tuple[Int8Array, np.ndarray]:
-    """int8 weights and a scale for each output channel, which lie along ``axis``."""
-    constant = t.groups.constants.get(name)
-    if constant is None:
-        raise Unsupported(f"its weights {name!r} are no quantised constant")
-    data = constant.data
-    if data.dtype.name not in ("int8", "uint8") or data.ndim != rank:
-        raise Unsupported(f"its weights {name!r} are {data.dtype} {list(data.shape)}")
-    middle = 128 if data.dtype == np.uint8 else 0
-    if (constant.zero_points.astype(np.int64) != middle).any():
-        raise Unsupported(f"its weights {name!r} have a zero point")
-    if constant.scales.size > 1 and constant.axis != axis:
-        raise Unsupported(f"its weights {name!r} have scales along axis {constant.axis}")
-    scales = constant.scales.astype(np.float32).ravel()
-    if not bool(np.all(np.isfinite(scales) & (scales > 0))):
-        raise Unsupported(f"its weights {name!r} have a scale that is not positive and finite")
-    values = (data.astype(np.int16) - middle).astype(np.int8)
-    return values, np.array(np.broadcast_to(scales, (data.shape[axis],)))
-
-
-def _bias(t: Translator, name: str, cout: int, source: Tensor, scales: np.ndarray) -> np.ndarray:
-    if not name:
-        return np.zeros(cout, np.int32)
-    real = t.constant(name).ravel()
-    if real.size not in (1, cout):
-        raise Unsupported(f"its bias {name!r} has {real.size} values for {cout} channels")
-    constant = t.groups.constants.get(name)
-    unit = source.scale * scales.astype(np.float64)
-    steps = np.rint(np.broadcast_to(real, (cout,)) / unit)
-    if constant is not None and constant.data.dtype == np.int32 and _same_units(constant, unit):
-        steps = np.broadcast_to(constant.data.ravel(), (cout,)).astype(np.float64)
-    if not bool(np.all(np.abs(steps) < 1 << 31)):
-        raise Unsupported(f"its bias {name!r} does not fit int32")
-    return steps.astype(np.int64).astype(np.int32)
-
-
-def _same_units(constant: DequantisedConstant, unit: np.ndarray) -> bool:
-    scales = constant.scales.astype(np.float64).ravel()
-    return not constant.zero_points.any() and bool(np.all(np.abs(scales / unit - 1) < 1e-5))
-
-
-def _convolution(
-    t: Translator, group: Group, node: OnnxNode, output: Tensor, inside: Collection[str] | None
-) -> list[Node]:
-    source = t.tensor(group.inputs[0])
-    if len(group.inputs) != 1 or t.groups.dequantised.get(node.input(0)) != group.inputs[0]:
-        raise Unsupported("its weights are no constant")
-    weights, scales = _weights(t, node.input(1), 4, 0)
-    cout, cin, kh, kw = weights.shape
-    groups = int(node.attributes.get("group", 1))
-    if groups < 1 or cin * groups != source.channels or cout != output.channels or cout % groups:
-        raise Unsupported(f"its weights are {list(weights.shape)} in {groups} groups for {source.channels} channels")
-    stride, dilation, padding = _window(node, source, output, (kh, kw))
-    bias = _bias(t, node.input(2), cout, source, scales)
-    return [
-        Convolution(
-            output.name,
-            (source.name,),
-            output.name,
-            np.ascontiguousarray(weights.transpose(0, 2, 3, 1)),
-            scales,
-            bias,
-            stride,
-            dilation,
-            padding,
-            groups,
-            t.clamp(group, output),
-            single_rounding=True,
-        )
-    ]
-
-
-def _fully_connected(
-    t: Translator, group: Group, node: OnnxNode, output: Tensor, inside: Collection[str] | None
-) -> list[Node]:
-    source = t.tensor(group.inputs[0])
-    if len(group.inputs) != 1 or t.groups.dequantised.get(node.input(0)) != group.inputs[0]:
-        raise Unsupported("its weights are no constant")
-    attributes = node.attributes
-    if attributes.get("transA") or attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0:
-        raise Unsupported("it transposes its input, or scales")
-    if len(t.file.shape(source.name)) != 2:
-        raise Unsupported(f"its input {source.name!r} has shape {list(t.file.shape(source.name))}, not [1, c]")
-    rows = bool(attributes.get("transB"))
-    weights, scales = _weights(t, node.input(1), 2, 0 if rows else 1)
-    weights = weights if rows else np.ascontiguousarray(weights.T)
-    cout, cin = weights.shape
-    if cin != source.channels or cout != output.channels:
-        raise Unsupported(f"its weights are for {cin} to {cout} values, not {source.channels} to {output.channels}")
-    image = t.image_behind(source.name, inside)
-    if image is not None:
-        height, width, channels = image
-        weights = weights.reshape(cout, channels, height, width).transpose(0, 2, 3, 1)
-    bias = _bias(t, node.input(2), cout, source, scales)
-    return [
-        Convolution(
-            output.name,
-            (source.name,),
-            output.name,
-            np.ascontiguousarray(weights).reshape(cout, 1, 1, cin),
-            scales,
-            bias,
-            clamp=t.clamp(group, output),
-            single_rounding=True,
-        )
-    ]
 
 
 # ---- Pools -----------------------------------------------------------------------------------------------------------
@@ -196,18 +49,11 @@ def _max_pool(
     if node.kind == "GlobalMaxPool":
         kernel = (source.height, source.width)
     else:
-        kernel = _kernel(node)
-    stride, dilation, padding = _window(node, source, output, kernel, ceils=bool(node.attributes.get("ceil_mode")))
+        kernel = kernel_of(node)
+    stride, dilation, padding = window(node, source, output, kernel, ceils=bool(node.attributes.get("ceil_mode")))
     if dilation != (1, 1):
         raise Unsupported("its window is dilated")
     return [MaxPool(output.name, (source.name,), output.name, kernel, stride, padding, t.clamp(group, output))]
-
-
-def _kernel(node: OnnxNode) -> Pair:
-    sizes = _ints(node, "kernel_shape", ())
-    if len(sizes) != 2:
-        raise Unsupported("its window has other than two dimensions")
-    return sizes[0], sizes[1]
 
 
 def _average_pool(
@@ -217,8 +63,8 @@ def _average_pool(
     if node.kind == "ReduceMean":
         _check_image_axes(t, node)
     if node.kind == "AveragePool":
-        kernel = _kernel(node)
-        stride, dilation, padding = _window(node, source, output, kernel)
+        kernel = kernel_of(node)
+        stride, dilation, padding = window(node, source, output, kernel)
         if dilation != (1, 1):
             raise Unsupported("its window is dilated")
     else:
@@ -234,7 +80,10 @@ def _average_pool(
             raise Unsupported(f"its window {kernel[0]}x{kernel[1]} has more than {MAX_AVERAGE} pixels")
         return [AveragePool(output.name, (source.name,), output.name, kernel, stride, padding, clamp)]
     # A sum, whose factor is the ratio of the scales divided by the number of pixels.
-    multiplier, shift = quantize_multiplier(source.scale / output.scale / (kernel[0] * kernel[1]))
+    try:
+        multiplier, shift = quantize_multiplier(source.scale / output.scale / (kernel[0] * kernel[1]))
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
     channels = source.channels
     return [
         Convolution(
@@ -329,8 +178,9 @@ def _requantised(t: Translator, source: Tensor, output: Tensor) -> tuple[str, li
     name = t.extra(f"{output.name}/{source.name}", source.shape, output)
 
     def function(values: Sequence[Int8Array]) -> Int8Array:
-        real = (values[0].astype(np.float32) - np.float32(source.zero_point)) * np.float32(source.scale)
-        steps = np.rint(real / np.float32(output.scale)) + output.zero_point
+        with np.errstate(over="ignore", under="ignore"):
+            real = (values[0].astype(np.float32) - np.float32(source.zero_point)) * np.float32(source.scale)
+            steps = np.rint(real / np.float32(output.scale)) + output.zero_point
         return np.clip(steps, -128, 127).astype(np.int8)
 
     return name, [Pointwise(output.name, (source.name,), name, "table", function)]
@@ -346,7 +196,7 @@ def _view(t: Translator, group: Group, node: OnnxNode, output: Tensor, inside: C
         raise Unsupported(f"it makes {output.shape} of {source.shape}")
     if node.kind == "Transpose":
         shape = t.file.shape(group.inputs[0])
-        order = _ints(node, "perm", range(len(shape))[::-1])
+        order = ints(node, "perm", range(len(shape))[::-1])
         moved = [axis for axis in order if 0 <= axis < len(shape) and shape[axis] != 1]
         if moved != sorted(moved):
             raise Unsupported("it moves elements")
@@ -366,7 +216,7 @@ def _pad(t: Translator, group: Group, node: OnnxNode, output: Tensor, inside: Co
         raise Unsupported(f"it pads {amounts}; only rows and columns of images can be padded")
     value = 0.0
     if node.input(2):
-        value = float(t.constant(node.input(2)).ravel()[0])
+        value = t.scalar(node.input(2))
     steps = np.clip(np.rint(value / output.scale) + output.zero_point, -128, 127)
     if np.isnan(steps):
         raise Unsupported("it pads with what is no number")
@@ -400,8 +250,11 @@ def _resize(t: Translator, group: Group, node: OnnxNode, output: Tensor, inside:
         raise Unsupported("it interpolates")
     if output.shape != (2 * source.height, 2 * source.width, source.channels):
         raise Unsupported(f"it makes {output.shape} of {source.shape}; only doubling is supported")
-    if not _repeats(node):
-        raise Unsupported("its coordinates do not repeat every pixel twice")
+    scales = t.constant(node.input(2)).ravel().tolist() if node.input(2) else []
+    if not _repeats(node) or any(scale not in (1.0, 2.0) for scale in scales):
+        raise Unsupported(
+            f"its coordinates do not repeat every pixel twice{f'; it scales by {scales}' if scales else ''}"
+        )
     name, nodes = _requantised(t, source, output)
     return [*nodes, Upsample(output.name, (name,), output.name)]
 
@@ -432,6 +285,7 @@ def _repeats(node: OnnxNode) -> bool:
 
 _WINDOW = f"kernel, stride and dilation 1 to {LARGEST_WINDOW}; any padding; Relu and Clip behind it"
 _TABLE = "in any number and order between one tensor and one quantisation; constants of one element"
+_CHANNELS = "not Div of a constant; Relu and Clip behind it"
 _ENDS = "at the ends of a network, or with --host-fallback"
 
 OPERATORS: dict[str, Support[_Translate]] = {
@@ -439,10 +293,14 @@ OPERATORS: dict[str, Support[_Translate]] = {
         "array; on the diagonal where group is the number of channels",
         f"{_WINDOW}; groups; weights int8 per tensor or channel without zero point",
         Role.HEAVY,
-        _convolution,
+        convolution,
     ),
-    "Gemm": Support("array", "of [1, c]; weights as Conv's; takes in a Flatten", Role.HEAVY, _fully_connected),
-    "MatMul": Support("array", "as Gemm, by a constant", Role.HEAVY, _fully_connected),
+    "Gemm": Support("array", "of [1, c]; weights as Conv's; takes in a Flatten", Role.HEAVY, fully_connected),
+    "MatMul": Support("array", "as Gemm, by a constant", Role.HEAVY, fully_connected),
+    "BatchNormalization": Support(
+        "in the Conv, Gemm or MatMul before it; else array, on the diagonal", _CHANNELS, Role.LIGHT
+    ),
+    "Add, Sub, Mul, Div by a constant for each channel": Support("as BatchNormalization", _CHANNELS, Role.LIGHT),
     "AveragePool": Support(
         "array, on the diagonal",
         f"{_WINDOW}; where padding does not count: at most {MAX_AVERAGE} pixels, equal scales",
@@ -496,7 +354,7 @@ def nodes_of(t: Translator, group: Group, inside: Collection[str] | None = None)
     for name in group.inputs:
         t.tensor(name)
     if group.core is None:
-        return [_function(t, group, output)]
+        return channelwise(t, group, output) if group.arithmetic else [_function(t, group, output)]
     support = OPERATORS[group.core.kind]
     assert support.translate is not None
     nodes = support.translate(t, group, group.core, output, inside)

@@ -70,6 +70,13 @@ class Translator:
             raise Unsupported(f"{name!r} is no constant")
         return self.file.constants[name].astype(np.float64)
 
+    def scalar(self, name: str) -> float:
+        """Real value of a constant of one element."""
+        values = self.constant(name)
+        if values.size != 1:
+            raise Unsupported(f"{name!r} has {values.size} elements; it must have one")
+        return float(values.ravel()[0])
+
     def clamp(self, group: Group, output: Tensor) -> Pair:
         """Bounds that the Relu and Clip behind an operator put on its output."""
         low, high = NO_CLAMP
@@ -79,7 +86,7 @@ class Translator:
                 bounds = [-np.inf, np.inf]
                 for side, name in enumerate(node.inputs[1:3]):
                     if name:
-                        bounds[side] = float(self.constant(name).ravel()[0])
+                        bounds[side] = self.scalar(name)
             quantised = [np.clip(np.rint(b / output.scale) + output.zero_point, -128, 127) for b in bounds]
             if np.isnan(quantised).any():
                 raise Unsupported(f"its {node.kind} has bounds that are no numbers")
