@@ -71,8 +71,11 @@ def of_file(model: Model, path: pathlib.Path) -> Values:
 def save(path: pathlib.Path, outputs: Values) -> None:
     """Write arrays as ``.npz``, each by its name. The file appears whole or not at all."""
     buffer = io.BytesIO()
-    # By keyword alone, so that no name is taken for something else.
-    np.savez(buffer, **outputs)  # type: ignore[arg-type]
+    # Not by savez, which takes some names for options.
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in outputs.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
     write_whole(path, buffer.getvalue())
 
 
@@ -80,14 +83,15 @@ def _load(path: pathlib.Path) -> Array | Mapping[str, Array]:
     if is_no_file(path):
         raise InputError(f"cannot read {path}: it is no file")
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return content
-        with content:
-            return {name: content[name] for name in content.files}
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return content
+            with content:
+                return {name: content[name] for name in content.files}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or 'it is no NumPy file'}") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError):
+    except Exception:  # anything can come of a damaged file
         raise InputError(f"{path}: is no whole .npy or .npz file of numbers") from None
 
 

@@ -4,17 +4,13 @@ The reference kernels, unlike the default ones, round twice; see `hw.spec.numeri
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from hw.spec.numerics import Int8Array
 from sw.graph import Graph
-from sw.reader.model import Values
-from sw.reader.onnx import evaluate_onnx
-from sw.reader.tflite_file import read_file
-from sw.reader.tflite_runtime import tflite_runtime
+from sw.reader.model import Reference, Values
 from sw.tflite_writer import serialise
 
 
@@ -81,14 +77,9 @@ class Comparison:
         )
 
 
-def compare_with_runtime(path: pathlib.Path, inputs: Values, outputs: Values) -> Comparison:
+def compare_with_runtime(reference: Reference, inputs: Values, outputs: Values) -> Comparison:
     """Run a model file in the runtime of its format and compare. Raises ``ModelError`` if that fails."""
-    if path.suffix.lower() == ".tflite":
-        file = read_file(path)
-        results = tflite_runtime().run(path.read_bytes(), [inputs[file.tensors[number].name] for number in file.inputs])
-        expected = {file.tensors[number].name: result for number, result in zip(file.outputs, results, strict=True)}
-        return _compare("TFLite's reference kernels", expected, outputs, exact=True)
-    return _compare("ONNX's reference evaluator", evaluate_onnx(path, inputs), outputs, exact=False)
+    return _compare(reference.runtime, reference.run(inputs), outputs, exact=reference.exact)
 
 
 def _compare(runtime: str, expected: Values, found: Values, *, exact: bool) -> Comparison:

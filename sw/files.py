@@ -20,13 +20,20 @@ def check_writable(path: pathlib.Path) -> None:
     """See that a file can be written there, and leave nothing behind. Raises ``OSError`` if not."""
     if path.is_dir():
         raise IsADirectoryError(21, "it is a folder", str(path))
+    if is_no_file(path):
+        raise FileExistsError(17, "it is no file", str(path))  # a device, say, which would be replaced
+    path = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(descriptor)
     pathlib.Path(name).unlink()
 
 
 def write_whole(path: pathlib.Path, content: bytes) -> None:
-    """Write a file through a temporary one beside it, which is gone afterwards whatever happens. ``OSError`` if not."""
+    """Write a file through a temporary one beside it, which is gone afterwards whatever happens. ``OSError`` if not.
+
+    A link is followed.
+    """
+    path = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

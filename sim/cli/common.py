@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import os
 import pathlib
 import sys
 import threading
 import typing
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -61,11 +63,17 @@ def guarded(command: typing.Callable[..., typing.Any]) -> typing.Callable[..., t
             fail(str(error), code=1)
         except BrokenPipeError:
             sys.exit(1)
+        except OSError as error:
+            # A full disk, most likely, behind the standard output.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            fail(f"cannot write: {error.strerror}")
 
     return wrapper
 
 
 def fail(message: str, code: int = 2) -> typing.NoReturn:
+    """End with one line, whatever names are in it."""
+    message = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     errors.print(f"rondo: {message}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
@@ -167,6 +175,16 @@ def output_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     return path
 
 
+def check_apart(sources: Sequence[pathlib.Path | None], targets: Sequence[pathlib.Path | None]) -> None:
+    """Refuse to write one file twice, or over one that is read."""
+    taken = {path.resolve() for path in sources if path is not None}
+    for path in targets:
+        if path is not None and path.resolve() in taken:
+            fail(f"{path} is named twice, or is to be read and written")
+        if path is not None:
+            taken.add(path.resolve())
+
+
 def writable(path: pathlib.Path) -> None:
     """See that a file can be written, before anything long starts."""
     try:
@@ -203,7 +221,7 @@ class Work:
             TimeElapsedColumn(),
             console=errors,
             transient=True,
-            disable=quiet,
+            disable=quiet or not errors.is_terminal,
         )
 
     def __enter__(self) -> "Work":

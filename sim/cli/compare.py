@@ -108,9 +108,15 @@ def compare(
                 fail(f"check failed under {policy.name}: {done.checked.difference}", code=1)
     measurements = [done.measurement for done in runs]
     content = results.as_dict(measurements, config, host=[done.host for done in runs])
-    results.write_json(folder / "results.json", content)
+    unwritten = ""
+    try:
+        results.write_json(folder / "results.json", content)
+    except OSError as error:
+        unwritten = f"cannot write {folder / 'results.json'}: {error.strerror}"
     if as_json:
         print(json.dumps(content, indent=1))
+        if unwritten:
+            fail(unwritten)
         return
     console.print(report.comparison(measurements))
     console.print(report.causes(measurements))
@@ -119,3 +125,5 @@ def compare(
     speed = sum(m.cycles_per_second for m in measurements) / len(measurements)
     console.print("outputs of every run are equal to the golden model's")
     console.print(f"{speed:,.0f} simulated cycles a second; results in {folder / 'results.json'}")
+    if unwritten:
+        fail(unwritten)

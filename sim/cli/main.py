@@ -29,6 +29,9 @@ def main() -> None:
         rondo.main(standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         click.echo(f"rondo: {error.format_message()}", err=True)
         sys.exit(2)

@@ -98,13 +98,13 @@ class Answer:
             table.add_row(classes.label(number, self.names), f"{score:.4f}")
         return table
 
-    def draw(self) -> None:
-        """Write the picture, if the user wants one."""
-        if self.asked.out is None or self.asked.picture is None:
+    def draw(self, path: pathlib.Path) -> None:
+        """Write the picture with what was found. Raises ``PictureError``."""
+        if self.asked.picture is None:
             return
         if self.detections is not None:
-            draw.draw_detections(self.asked.out, self.asked.picture, self.detections, self.names)
+            draw.draw_detections(path, self.asked.picture, self.detections, self.names)
             return
         assert self.classification is not None
         name = classes.label(self.classification.labels[0], self.names)
-        draw.draw_caption(self.asked.out, self.asked.picture, f"{name} {self.classification.scores[0]:.2f}")
+        draw.draw_caption(path, self.asked.picture, f"{name} {self.classification.scores[0]:.2f}")

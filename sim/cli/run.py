@@ -10,6 +10,7 @@ from sim import inputs as model_inputs
 from sim import report, results
 from sim.cli.common import (
     Work,
+    check_apart,
     check_memory,
     configuration,
     console,
@@ -24,6 +25,7 @@ from sim.cli.common import (
 from sim.cli.meaning import Answer, Asked
 from sim.engines import ENGINES
 from sim.layer_table import layer_table, write_csv
+from sim.pictures import PictureError
 from sim.pipeline import ModelRun, compile_model, run_golden, run_model
 from sim.reference import Comparison, compare_with_runtime
 from sim.workload import ModelFile, Workload
@@ -90,6 +92,9 @@ def run(
     policy = one_policy("run", buffers)
     if engine not in ENGINES:
         fail(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    source = workload.path if isinstance(workload, ModelFile) else None
+    results_path = out / "results.json" if out is not None else None
+    check_apart([source, image, arrays, labels], [draw, csv, save, results_path])
     folder = output_folder(out)
     for path in (save, csv):
         if path is not None:
@@ -107,8 +112,8 @@ def run(
         prepare(engine, config, work)
         expected, golden = run_golden(model, inputs) if check else (None, None)
         compared = None
-        if expected is not None and isinstance(workload, ModelFile):
-            compared = compare_with_runtime(workload.path, inputs, expected)
+        if expected is not None and model.reference is not None:
+            compared = compare_with_runtime(model.reference, inputs, expected)
         done = run_model(
             compiled,
             config,
@@ -121,19 +126,27 @@ def run(
         )
     content = results.as_dict([done.measurement], config, host=[done.host])
     answer = asked.answer(model, done.outputs)
-    if folder is not None:
-        results.write_json(folder / "results.json", content)
-    if csv is not None:
-        write_csv(csv, done.measurement)
-    if save is not None:
-        model_inputs.save(save, done.outputs)
+    unwritten = []
+    for path, write in (
+        (folder and folder / "results.json", lambda path: results.write_json(path, content)),
+        (csv, lambda path: write_csv(path, done.measurement)),
+        (save, lambda path: model_inputs.save(path, done.outputs)),
+        (draw, lambda path: answer and answer.draw(path)),
+    ):
+        try:
+            if path is not None:
+                write(path)
+        except (OSError, PictureError) as error:
+            unwritten.append(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    # What was measured is shown, whatever could not be written.
     if as_json:
         print(json.dumps(content, indent=1))
     else:
         _show(done, answer)
-    if answer is not None:
-        answer.draw()
-    if not _passed(done, compared, quiet=as_json):
+    passed = _passed(done, compared, quiet=as_json)
+    if unwritten:
+        fail("; ".join(unwritten))
+    if not passed:
         sys.exit(1)
 
 

@@ -112,13 +112,29 @@ Stage = NpuStage | HostStage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """A whole file in the runtime of its format; ``exact``: the model's outputs must be the same bytes.
+
+    ``run`` raises ``ModelError`` if the runtime fails.
+    """
+
+    runtime: str
+    exact: bool
+    run: Callable[[Mapping[str, Array]], Values]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A network with its stages in order; each stage's inputs are inputs of the model or outputs of earlier stages."""
+    """A network with its stages in order; each stage's inputs are inputs of the model or outputs of earlier stages.
+
+    ``reference`` is there if a file was read.
+    """
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     stages: tuple[Stage, ...]
+    reference: Reference | None = None
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

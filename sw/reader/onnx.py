@@ -8,7 +8,7 @@ import numpy as np
 
 from sw.operators import Tensor
 from sw.reader.fold import Roots, fold
-from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
+from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Reference, Values
 from sw.reader.nodes import Node, Pointwise
 from sw.reader.onnx_file import OnnxFile, OnnxNode, read_file
 from sw.reader.onnx_groups import CORES, ELEMENTWISE, Group, Groups
@@ -54,7 +54,11 @@ def read_onnx(path: pathlib.Path, *, host_fallback: bool = False) -> Model:
 
 def evaluate_onnx(path: pathlib.Path, inputs: Mapping[str, Array]) -> Values:
     """The outputs of a file as ONNX's reference evaluator computes them. Raises ``ModelError``."""
-    file = read_file(path)
+    return _run_whole(read_file(path), inputs)
+
+
+def _run_whole(file: OnnxFile, inputs: Mapping[str, Array]) -> Values:
+    """All of a file in ONNX's evaluator."""
     numbers = [node.number for node in file.nodes]
     model = file.submodel(numbers, file.inputs, file.outputs)
     return _checked(onnx_runtime().run(model, inputs), _declared(file, file.outputs))
@@ -179,12 +183,13 @@ class _Reader:
             tuple(map(self._port, self.file.inputs)),
             tuple(map(self._port, self.file.outputs)),
             stages,
+            Reference("ONNX's reference evaluator", False, partial(_run_whole, self.file)),
         )
 
     def _port(self, name: str) -> Port:
         quantised = self.groups.quantised.get(name)
         dtype, quantisation = self.file.dtype(name), None
-        if np.dtype(dtype).kind not in "biuf":
+        if np.dtype(dtype).kind not in "biuf" or np.dtype(dtype).isbuiltin != 1:
             raise ModelError(f"{name!r} is {dtype}; inputs and outputs must be numbers of NumPy's own types")
         if quantised is not None:
             quantisation = (quantised.scale, quantised.zero_point + (128 if dtype == "uint8" else 0))

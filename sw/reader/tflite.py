@@ -8,7 +8,7 @@ from functools import partial
 from sw.graph import Graph
 from sw.operators import GraphError, Tensor
 from sw.reader.fold import Roots, fold
-from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Values
+from sw.reader.model import Array, Binding, HostStage, Model, ModelError, NpuStage, Port, Reference, Values
 from sw.reader.nodes import Node, Pad, Pointwise, Reshape
 from sw.reader.partition import Part, Role
 from sw.reader.stages import Candidate, make_stages
@@ -109,6 +109,7 @@ class _Reader:
             tuple(self._port(number) for number in self.file.inputs),
             tuple(self._port(number) for number in outputs),
             stages,
+            Reference("TFLite's reference kernels", True, partial(_run_whole, self.file)),
         )
 
     def _check_quantised(self) -> None:
@@ -167,6 +168,12 @@ def _check_fit(node: Node, tensors: Mapping[str, Tensor]) -> None:
         Graph("operator", tuple(dict.fromkeys(node.inputs)), (node.output,), ends, [node])
     except GraphError as error:
         raise Unsupported(str(error).removeprefix(f"{type(node).__name__} {node.name}: ")) from None
+
+
+def _run_whole(file: TfliteFile, inputs: Mapping[str, Array]) -> Values:
+    """All of a file in the runtime."""
+    results = tflite_runtime().run(file.content, [inputs[file.tensors[number].name] for number in file.inputs])
+    return {file.tensors[number].name: result for number, result in zip(file.outputs, results, strict=True)}
 
 
 def _run_host(

@@ -79,6 +79,7 @@ class TfliteFile:
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name = name
+        self.content = content
         if len(content) > _LARGEST_FILE:
             raise ModelError(f"the file has {len(content):,} bytes; at most {_LARGEST_FILE:,} can be read")
         if len(content) < 8 or content[4:8] != b"TFL3":

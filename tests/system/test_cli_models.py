@@ -43,6 +43,10 @@ def files(tmp_path_factory):
     rng = np.random.default_rng(0)
     (inputs,) = random_inputs(NETWORKS["keyword_spotter"](0), rng).values()
     np.save(folder / "inputs.npy", inputs)
+    np.savez_compressed(folder / "good.npz", x=inputs)
+    damaged = bytearray((folder / "good.npz").read_bytes())
+    damaged[60:70] = bytes(10)
+    (folder / "damaged.npz").write_bytes(damaged)
     np.save(folder / "wrong_type.npy", inputs.astype(np.float64))
     np.save(folder / "wrong_shape.npy", inputs[:, :-1])
     return folder
@@ -153,6 +157,21 @@ BAD = {
     "picture for numbers": (
         ["run", "--model", "{files}/keyword_spotter.tflite", "--image", "{files}/picture.png"],
         "only input is a picture",
+    ),
+    "csv over the model": (
+        ["run", "--model", "{files}/resnet8.tflite", "--csv", "{files}/resnet8.tflite"],
+        "is named twice, or is to be read and written",
+    ),
+    "draw over the picture": (
+        ["run", "--image", "{files}/picture.png", "--draw", "{files}/picture.png"],
+        "is named twice, or is to be read and written",
+    ),
+    "one file for two": (["run", "--csv", "/tmp/same", "--save", "/tmp/same"], "is named twice"),
+    "a line break in a name": (["plan", "--model", "no\nsuch.tflite"], "cannot read no such.tflite"),
+    "an absurd name": (["plan", "--model", "a" * 300 + ".tflite"], "File name too long"),
+    "damaged arrays": (
+        ["run", "--model", "{files}/keyword_spotter.tflite", "--input", "{files}/damaged.npz"],
+        "is no whole .npy or .npz file",
     ),
     "type": (
         ["run", "--model", "{files}/keyword_spotter.tflite", "--input", "{files}/wrong_type.npy"],
