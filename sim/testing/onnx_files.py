@@ -179,7 +179,27 @@ def silu_neck(seed: int = 0) -> tuple[Any, tuple[int, ...]]:
     return f.builder.model(), (1, 3, 32, 64)
 
 
-NETWORKS = {"resnet": resnet, "mobilenet": mobilenet, "silu_neck": silu_neck}
+def normalised(seed: int = 0) -> tuple[Any, tuple[int, ...]]:
+    """Batch normalisation behind convolutions and alone, and a last layer of MatMul and Add."""
+    f = _Float(seed)
+    node = f.builder.node
+
+    def normalisation(x: str, channels: int) -> str:
+        numbers = [f.rng.standard_normal(channels) * 0.3 + offset for offset in (1.0, 0.0, 0.0)]
+        numbers.append(f.rng.uniform(0.5, 1.5, channels))
+        return node("BatchNormalization", [x, *(f.constant(values.astype(np.float32)) for values in numbers)])
+
+    x = f.builder.float_input("x", (1, 3, 24, 20))
+    y = node("Relu", [normalisation(f.conv(x, 3, 9, stride=2), 9)])
+    y = node("Relu", [normalisation(node("Add", [y, f.conv(y, 9, 9)]), 9)])
+    y = node("Flatten", [node("GlobalAveragePool", [f.conv(y, 9, 14, act="relu")])])
+    y = node("MatMul", [y, f.constant(f.rng.standard_normal((14, 6)).astype(np.float32))])
+    y = node("Add", [y, f.constant(f.rng.standard_normal(6).astype(np.float32))])
+    f.builder.float_output(y, (1, 6))
+    return f.builder.model(), (1, 3, 24, 20)
+
+
+NETWORKS = {"resnet": resnet, "mobilenet": mobilenet, "silu_neck": silu_neck, "normalised": normalised}
 """Networks of real numbers by name."""
 
 

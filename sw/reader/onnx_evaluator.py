@@ -9,12 +9,28 @@ from onnx.reference.op_run import OpRun
 
 
 def operators(model: Any) -> list[type[OpRun]]:
-    """What to give the evaluator for a model."""
-    chosen: list[type[OpRun]] = [QuantizeLinear, MaxPool]
+    """What to give the evaluator for a model. Raises ``ValueError`` for what it computes wrongly, and we do not."""
+    version = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    for node in model.graph.node:
+        wrong = _wrong(node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}, version)
+        if wrong:
+            raise ValueError(f"{node.op_type} {wrong} is not supported")
+    chosen: list[type[OpRun]] = [QuantizeLinear, MaxPool, BatchNormalization]
     # The evaluator has it from version 19 on.
-    if any(entry.version < 19 for entry in model.opset_import if entry.domain in ("", "ai.onnx")):
+    if version < 19:
         chosen.append(DequantizeLinear)
     return chosen
+
+
+def _wrong(kind: str, attributes: dict[str, Any], version: int) -> str:
+    """What is special about a node that the evaluator computes wrongly; '' for others."""
+    if kind == "ConvTranspose" and attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
+        return "with automatic padding"
+    if kind == "LpNormalization" and attributes.get("p") == 1:
+        return "by sums of magnitudes"
+    if kind == "RoiAlign" and version < 16:
+        return "before version 16"
+    return ""
 
 
 def _along(values: Any, x: Any, axis: int) -> Any:
@@ -50,6 +66,19 @@ class DequantizeLinear(OpRun):
     def _run(self, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, **_: Any) -> tuple[Any]:
         offset = 0 if zero_point is None else _along(zero_point, x, axis).astype(np.int64)
         return (((x.astype(np.int64) - offset).astype(np.float32) * _along(scale, x, axis)).astype(np.float32),)
+
+
+class BatchNormalization(OpRun):
+    """Of all versions, but not in training; the evaluator's errs in versions 9 to 13."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **options: Any) -> tuple[Any]:
+        if options.get("training_mode"):
+            raise ValueError("BatchNormalization in training is not supported")
+        scale, bias, mean, variance = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in (scale, bias, mean, variance))
+        factor = scale / np.sqrt(variance + variance.dtype.type(options.get("epsilon", 1e-5)))
+        return ((x * factor + (bias - mean * factor)).astype(x.dtype),)
 
 
 class MaxPool(OpRun):

@@ -111,3 +111,35 @@ def test_what_we_do_not_quantise_to():
     builder.outputs = [helper.make_empty_tensor_value_info(y)]
     with pytest.raises(ModelError, match="QuantizeLinear to int4 is not supported"):
         onnx_runtime().run(builder.serialise(), {"x": np.zeros((1, 4), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "constants", "attributes", "text"),
+    [
+        ("ConvTranspose", [np.ones((1, 1, 2, 2))], {"auto_pad": "SAME_UPPER"}, "ConvTranspose with automatic padding"),
+        ("ConvTranspose", [np.ones((1, 1, 2, 2))], {"auto_pad": "SAME_LOWER"}, "ConvTranspose with automatic padding"),
+        ("LpNormalization", [], {"p": 1}, "LpNormalization by sums of magnitudes"),
+        ("RoiAlign", [np.ones((1, 4)), np.zeros(1, np.int64)], {}, "RoiAlign before version 16"),
+    ],
+)
+def test_what_the_evaluator_computes_wrongly_is_refused(kind, constants, attributes, text):
+    builder = QdqBuilder(13)
+    builder.float_input("x", (1, 1, 4, 5))
+    arrays = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in constants]
+    names = [builder.constant(f"c{k}", array) for k, array in enumerate(arrays)]
+    y = builder.node(kind, ["x", *names], **attributes)
+    builder.outputs = [helper.make_empty_tensor_value_info(y)]
+    with pytest.raises(ModelError, match=f"{text} is not supported$"):
+        onnx_runtime().run(builder.serialise(), {"x": np.zeros((1, 1, 4, 5), np.float32)})
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3, 4, 5)])
+def test_batch_normalisation(opset, shape, rng):
+    builder = QdqBuilder(opset)
+    builder.float_input("x", shape)
+    numbers = [*rng.normal(size=(3, 3)), rng.uniform(0.2, 2, 3)]
+    names = [builder.constant(f"n{k}", values.astype(np.float32)) for k, values in enumerate(numbers)]
+    y = builder.node("BatchNormalization", ["x", *names], epsilon=0.1)
+    (found,), (expected,) = both(builder, {"x": rng.normal(size=shape).astype(np.float32)}, [y])
+    assert found.dtype == expected.dtype and np.allclose(found, expected, rtol=1e-5, atol=1e-5)
