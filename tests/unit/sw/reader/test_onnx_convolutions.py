@@ -11,7 +11,7 @@ from sw.operators import Convolution
 from sw.reader.model import ModelError, evaluate
 from sw.reader.onnx import read_onnx
 
-SEED = int(os.environ.get("RONDO_SEED", np.random.SeedSequence().entropy % (1 << 32)))
+SEED = int(os.environ.get("RONDO_SEED", "1"))
 CHANNELS = 5
 SHAPE = (1, CHANNELS, 4, 6)
 
